@@ -130,9 +130,10 @@ def test_a_calibration_of_skipped_visits_alone_is_refused(pair, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "variant", [*VARIANTS, *MIXED, None], ids=lambda variant: variant.method if variant else "prefill"
-)
+KINDS = {(v.rotating, v.passes, v.recorded): v for v in (*VARIANTS, *MIXED)}  # whose visits run other code
+
+
+@pytest.mark.parametrize("variant", [*KINDS.values(), None], ids=lambda v: f"{v.method} {v.passes}" if v else "prefill")
 def test_a_visit_leaves_no_pool_behind(pair, monkeypatch, variant):
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     build, pools = Engine.__init__, []

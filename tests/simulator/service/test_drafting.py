@@ -89,7 +89,7 @@ def test_rows_that_have_finished_feed_nothing(budget):
     assert padded["verify_s"].tolist() == [17, 17, 17]
 
 
-def test_a_cut_row_pays_in_a_packed_pass_alone():
+def test_a_cut_row_pays_in_a_packed_pass_alone_and_was_drawn_all_the_same():
     capped = BASE.but({"engine.draft_budget": "capacity:6", "confidence.information": 0.9})
     packed, padded = simulate(capped, 3), simulate(capped.but({"switches.pad_prompts": True}), 3)
     assert packed["verified_tokens_per_round"] < 0.6 * packed["verified_rectangle_per_round"]
@@ -97,13 +97,9 @@ def test_a_cut_row_pays_in_a_packed_pass_alone():
     assert packed["tokens_per_s"] > 1.1 * padded["tokens_per_s"]
     line = packed.frame("rounds").iloc[0]
     assert line["verify_s"] == pytest.approx(0.02 + 1e-3 * (line["live"] + line["drafted"]))
-
-
-def test_drafts_that_are_cut_were_drawn_all_the_same():
-    capped = simulate(BASE.but({"engine.draft_budget": "capacity:0"}), 2)
-    assert capped["tokens_per_round"] == capped["verified_tokens_per_round"]
-    assert capped["drawn_tokens_per_round"] > 4 * capped["verified_tokens_per_round"]
-    assert capped["draft_share"] > 0.2
+    none = simulate(capped.but({"engine.draft_budget": "capacity:0"}), 2)
+    assert none["tokens_per_round"] == none["verified_tokens_per_round"] < none["drawn_tokens_per_round"] / 4
+    assert none["draft_share"] > 0.2
 
 
 def test_lookups_cost_host_seconds_and_what_they_find():
@@ -187,14 +183,6 @@ def test_rates_are_the_share_of_right_drafts(kind):
     assert np.abs(share - acceptance.rates(0)).max() < 6 * 0.5 / np.sqrt(40 * 64 / 3)
 
 
-def test_better_estimates_make_a_better_use_of_the_same_capacity():
-    base = BASE.but({"engine.draft_budget": "capacity:9", "acceptance.probability": 0.6})
-    speeds = [simulate(base.but({"confidence.information": x}), 5)["tokens_per_round"] for x in (0.0, 0.3, 0.9)]
-    assert speeds[0] < speeds[1] < speeds[2]
-    noisy = simulate(base.but({"confidence": {"kind": "drawn", "information": 0.9, "noise": 5.0}}), 5)
-    assert speeds[0] < noisy["tokens_per_round"] < speeds[2]
-
-
 PLAIN = {"kind": "roofline", "device": "h100", "target": "qwen3-8b"}
 
 
@@ -229,11 +217,7 @@ CROWDED = Scenario(
 
 @pytest.mark.parametrize(
     "cost",
-    [
-        CROWDED.cost.as_mapping(),
-        {**PLAIN, "draft": "qwen3-0.6b"},
-        {"kind": "table", "calibration": "cpu/tiny"},
-    ],
+    [CROWDED.cost.as_mapping(), {**PLAIN, "draft": "qwen3-0.6b"}, {"kind": "table", "calibration": "cpu/tiny"}],
     ids=["linear", "roofline", "table"],
 )
 def test_a_draft_that_sat_out_pays_for_what_it_has_missed(cost):

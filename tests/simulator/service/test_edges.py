@@ -31,31 +31,26 @@ RUSH = Scenario(
 
 def test_results_go_over_nothing_that_they_are_made_from(capsys, tmp_path):
     """Tables have names that inputs may have, too; devices and traces may be given as files."""
-    requests, device = tmp_path / "requests.csv", tmp_path / "device.yaml"
+    requests, device, draft = (tmp_path / name for name in ("requests.csv", "device.yaml", "draft.yaml"))
     requests.write_text("time_s,prompt_tokens,output_tokens\n0,5,10\n1,6,10\n")
     device.write_text((DATA / "devices/h200.yaml").read_text())
-    served = {"kind": "open", "num_requests": 2, "arrivals": {"kind": "trace", "path": str(requests)}}
-    pair = f"cost={{kind: roofline, device: {device}, target: qwen3-8b, draft: qwen3-0.6b}}"
-    draft = tmp_path / "draft.yaml"
     draft.write_text((DATA / "architectures/vicuna-68m.yaml").read_text())
-    models = f"vicuna-7b+{draft}"
+    served = {"kind": "open", "num_requests": 2, "arrivals": {"kind": "trace", "path": str(requests)}}
+    axes = ["panel", "-n2", f"--axis=device={device}", f"--axis=models=vicuna-7b+{draft}"]
     measured = ["--calibration=nvidia-h200/vicuna", f"--device={device}", "--target=vicuna-7b", f"--draft={draft}"]
-    before = requests.read_text(), device.read_text(), draft.read_text()
-    for words in (
-        ["run", "-n", "1", "-s", f"study={json.dumps(served)}", "--out", str(tmp_path)],
-        ["panel", "-n", "2", "--axis", "batch_size=1", "-s", pair, "--out", str(device)],
-        ["panel", "-n", "2", "--axis", f"device={device}", "--axis", f"models={models}", "--out", str(device)],
-        ["panel", "-n", "2", "--axis", f"device={device}", "--axis", f"models={models}", "--out", str(draft)],
-        ["roofline", *measured, "--out", str(device)],
-        ["roofline", *measured, "--out", str(draft)],
-        ["budgets", "--rate", "5", "--duration", "1", "-n", "2", "--device", str(device), "--out", str(device)],
+    before = {path: path.read_text() for path in (requests, device, draft)}
+    for words, out in (
+        (["run", "-n1", "-s", f"study={json.dumps(served)}"], tmp_path),
+        (axes, device),
+        (axes, draft),
+        (["roofline", *measured], draft),
+        (["budgets", "--rate=5", "--duration=1", "-n2", f"--device={device}"], device),
     ):
-        assert main(words) == 2
+        assert main([*words, f"--out={out}"]) == 2
         assert "another option reads or writes it" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"cannot write .*requests.csv: another option reads or writes it"):
         simulate(RUSH.but(study=served), 1).write(tmp_path)
-    assert (requests.read_text(), device.read_text(), draft.read_text()) == before
-    assert sorted(tmp_path.iterdir()) == [device, draft, requests]
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_capacity_counts_no_request_that_the_clock_cuts_off():

@@ -39,6 +39,7 @@ def scenario_of(calibration, **changes):
 
 def beside(cost, rows, *chunks):
     """Chunks, each of so many tokens after so many, beside rows as they were measured."""
+    assert Fed(1, MIXED_DRAFTS + 1, MIXED_ROW_TOKENS) == MEASURED_ROW
     return cost.beside(replace(MEASURED_ROW, rows=rows), [Fed(1, *chunk) for chunk in chunks])
 
 
@@ -47,35 +48,23 @@ def measured(tmp_path):
     return write_calibration(tmp_path / "measured", points=[*synthetic_points(), *mixed_points()])
 
 
-def test_rows_beside_a_measured_chunk_are_those_of_the_calibration():
-    assert Fed(1, MIXED_DRAFTS + 1, MIXED_ROW_TOKENS) == MEASURED_ROW
+CHUNKS = [[(32, 0)], [(32, 100)], [(176, 0)], [(1, 0)], [(5, 30)], [(16, 0), (64, 100)], [(4, 0), (4, 0), (4, 200)]]
 
 
-def test_a_chunk_costs_what_a_pass_with_it_takes_more_than_one_without(measured):
-    cost = Simulation(scenario_of(measured)).cost
-    assert beside(cost, 3, (32, 0)) == pytest.approx((32 * DRAFT_S, 32 * TOKEN_S))
-    assert beside(cost, 3, (32, 100)) == pytest.approx((32 * DRAFT_S, 32 * (TOKEN_S + 100 * START_S)))
-    assert beside(cost, 8, (176, 0)) == pytest.approx((176 * DRAFT_S, 176 * TOKEN_S))
+@pytest.mark.parametrize("jump_s", [(0.0, 0.0), (2e-3, 3e-3)])
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+def test_chunks_cost_what_a_pass_with_them_takes_more_than_one_without(tmp_path, chunks, jump_s):
+    """Each its own tokens after its own start; once, what a chunk of any size adds to the pass of draft and target.
+
+    The draft makes a pass for it, and the verify pass is packed.
+    """
+    added_s = dict(zip(("draft_chunk", "mixed"), jump_s, strict=True))
+    points = [(*p[:6], *[seconds + added_s[p[0]] * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
+    cost = Simulation(scenario_of(write_calibration(tmp_path / "c", points=[*synthetic_points(), *points]))).cost
+    verify_s = sum(tokens * (TOKEN_S + start * START_S) for tokens, start in chunks)
+    expected = (jump_s[0] + sum(tokens for tokens, _ in chunks) * DRAFT_S, jump_s[1] + verify_s)
+    assert beside(cost, 3, *chunks) == pytest.approx(expected)
     assert not cost.extrapolated
-
-
-def test_costs_jump_where_a_chunk_begins(tmp_path):
-    """The draft makes a pass for a chunk of any size, and the verify pass is packed: 2 and 3 ms in these points."""
-    jump_s = {"draft_chunk": 2e-3, "mixed": 3e-3}
-    points = [(*p[:6], *[seconds + jump_s[p[0]] * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
-    cost = Simulation(scenario_of(write_calibration(tmp_path / "jump", points=[*synthetic_points(), *points]))).cost
-    for tokens in (1, 5, 32, 100):
-        assert beside(cost, 3, (tokens, 0)) == pytest.approx((2e-3 + tokens * DRAFT_S, 3e-3 + tokens * TOKEN_S))
-
-
-def test_chunks_of_one_round_cost_their_own_tokens_after_their_own_start_in_one_pass(tmp_path):
-    """What a chunk of any size adds is paid once, tokens before it only by the chunk that looks back at them."""
-    points = [(*p[:6], *[seconds + 2e-3 * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
-    cost = Simulation(scenario_of(write_calibration(tmp_path / "two", points=[*synthetic_points(), *points]))).cost
-    verify_s = 2e-3 + 16 * TOKEN_S + 64 * (TOKEN_S + 100 * START_S)
-    assert beside(cost, 3, (16, 0), (64, 100)) == pytest.approx((2e-3 + 80 * DRAFT_S, verify_s))
-    with pytest.raises(InputError, match="tokens_per_row 400 is outside"):
-        beside(cost, 3, (200, 0), (200, 0))
 
 
 def test_chunks_alone_are_prompts_of_as_many_rows(measured):
@@ -170,12 +159,6 @@ def test_prompts_that_enter_together_are_paid_for_in_batches_as_the_engine_feeds
     assert fed[:2] == [[0, 60], [0, 60]]
 
 
-def test_caches_are_not_dropped_beside_prompts_that_join(measured):
-    fifo = {"engine.scheduler": "fifo", "engine.token_budget": None}
-    with pytest.raises(InputError, match="discard_mixed_caches prefills rows in a pass of their own"):
-        scenario_of(measured, **fifo, **{"engine.joint_prefill": True, "switches.discard_mixed_caches": True})
-
-
 @pytest.mark.parametrize("layout", ["inplace", "paged", "masked", "rollback"])
 def test_points_of_blocks_are_of_blocks_alone(tmp_path, layout):
     points = [*synthetic_points(), *mixed_points(), *mixed_points(2 * TOKEN_S, "paged")]
@@ -191,13 +174,15 @@ def test_what_was_not_measured_is_computed_and_marked(calibration):
     assert simulate(scenario_of(calibration, **{"engine.scheduler": "fifo"}), 1).extrapolated == ()
 
 
-def test_beyond_the_points_it_is_refused_or_marked(measured):
-    cost = Simulation(scenario_of(measured)).cost
-    for rows, chunk, message in ((9, (32, 0), "size 9"), (2, (321, 0), "per_row 321"), (2, (32, 600), "600")):
-        with pytest.raises(InputError, match=f"mixed: .*{message}"):
-            beside(cost, rows, chunk)
+BEYOND = [(9, [(32, 0)], "size 9"), (2, [(321, 0)], "per_row 321"), (3, [(200, 0)] * 2, "400"), (2, [(32, 600)], "600")]
+
+
+@pytest.mark.parametrize(("rows", "chunks", "words"), BEYOND)
+def test_beyond_the_points_it_is_refused_or_marked(measured, rows, chunks, words):
+    with pytest.raises(InputError, match=f"mixed: .*{words}"):
+        beside(Simulation(scenario_of(measured)).cost, rows, *chunks)
     further = Simulation(scenario_of(measured, **{"cost.outside": "extrapolate"})).cost
-    assert beside(further, 2, (640, 0)) == pytest.approx((640 * DRAFT_S, 640 * TOKEN_S))
+    assert beside(further, rows, *chunks)[0] == pytest.approx(sum(tokens for tokens, _ in chunks) * DRAFT_S)
     assert further.extrapolated
 
 

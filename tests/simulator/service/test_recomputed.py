@@ -46,9 +46,13 @@ def plain_quantile(values, share):
     return low + (high - low) * (at - math.floor(at))
 
 
-def test_quantiles_are_those_of_the_requests():
-    found = simulate(CLOSED, 1)
+@pytest.mark.parametrize("rush", [False, True])
+def test_quantiles_are_those_of_the_requests(tmp_path, rush):
+    """Of those that came after the warm-up."""
+    found = simulate(after_a_rush(tmp_path) if rush else CLOSED, 1)
     requests = found.frame("requests")
+    assert (requests["arrival_s"] < found["warmup_s"]).any() == rush
+    requests = requests[requests["arrival_s"] >= found["warmup_s"]]
     done = requests[requests["finished_s"].notna()]
     long = done[done["generated_tokens"] > 1]
     values = {
@@ -57,7 +61,9 @@ def test_quantiles_are_those_of_the_requests():
         "first_token": (requests["first_token_s"] - requests["arrival_s"]).dropna(),
         "per_token": (long["finished_s"] - long["first_token_s"]) / (long["generated_tokens"] - 1),
     }
+    assert (found["completed"], found["censored"]) == (len(done), len(requests) - len(done))
     for name, each in values.items():
+        assert found[f"{name}_mean_s"] == pytest.approx(each.mean())
         for label, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             assert found[f"{name}_{label}_s"] == pytest.approx(plain_quantile(each, share))
 
@@ -101,15 +107,21 @@ def test_tokens_of_the_round_in_which_the_warm_up_ends_count(tmp_path):
     )
 
 
-def test_attainment_is_of_those_that_came_after_the_warm_up(tmp_path):
-    limit_s = 0.4
-    found = simulate(after_a_rush(tmp_path).but({"service.slo_first_token_s": limit_s}), 1)
-    requests, start_s = found.frame("requests"), found["warmup_s"]
-    good = (requests["first_token_s"] - requests["arrival_s"] <= limit_s) & requests["finished_s"].notna()
+@pytest.mark.parametrize(("first_s", "each_s"), [(0.4, None), (None, 0.02), (1.5, 0.0201)])
+def test_attainment_is_of_those_that_came_after_the_warm_up(tmp_path, first_s, each_s):
+    """Who has not finished has missed it; goodput counts who finished after the warm-up."""
+    limits = {"service.slo_first_token_s": first_s, "service.slo_per_token_s": each_s}
+    found = simulate(after_a_rush(tmp_path).but(limits), 1)
+    requests, start_s, end_s = found.frame("requests"), found["warmup_s"], found.scenario.study.duration_s
+    gaps = (requests["generated_tokens"] - 1).clip(lower=1)
+    good = requests["first_token_s"] - requests["arrival_s"] <= (first_s or np.inf)
+    good &= (requests["finished_s"] - requests["first_token_s"]) / gaps <= (each_s or np.inf)
     later = requests["arrival_s"] >= start_s
     assert (good & ~later & (requests["finished_s"] >= start_s)).any()
     assert 0 < found["slo_attainment"] < 1
     assert found["slo_attainment"] == pytest.approx((good & later).sum() / later.sum())
+    counted = (good & (requests["finished_s"] > start_s)).sum()
+    assert found["goodput_per_s"] == pytest.approx(counted / (end_s - start_s))
 
 
 CROWDED = {"engine.layout": "paged", "engine.num_blocks": 10, "study.warmup": "none"}

@@ -175,7 +175,7 @@ def test_sequential_stopping_does_not_depend_on_the_workers(monkeypatch):
         return (function(*job, **settings) for job in jobs)
 
     monkeypatch.setattr(runner, "run_parallel", in_this_process)
-    few = {"precision": 0.01, "metric": "makespan_s", "keep_frames": False}
+    few = {"precision": 0.03, "metric": "makespan_s", "keep_frames": False}
     one, many = (simulate(scenario({"study.num_requests": 4}), workers=n, **few) for n in (1, 60))
     assert 10 < len(one.replications) == len(many.replications)
 
@@ -197,23 +197,6 @@ def test_mser5_takes_rounding_for_no_transient(length):
     assert mser5(times + 0.3 - times) == 0
     step = np.r_[np.full(25, 8.0), np.full(length - 25, 0.3)] + times - times
     assert mser5(step) == 25
-
-
-def test_warmup_is_left_out(tmp_path):
-    """A rush of 100 requests, then a quiet stream of 500: what the rush has slowed down is left out."""
-    times = np.concatenate([np.zeros(100), 1 + np.arange(500) * 0.5])
-    pd.DataFrame({"time_s": times, "prompt_tokens": 20, "output_tokens": 40}).to_csv(tmp_path / "t.csv")
-    arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
-    whole = scenario({"engine.scheduler": "fifo"}).but(
-        study={"kind": "open", "num_requests": 600, "arrivals": arrivals}
-    )
-    steady, everything = (simulate(made, 1) for made in (whole.but({"study.warmup": "mser5"}), whole))
-    arrival_s = steady.frame("requests")["arrival_s"]
-    assert 0 < steady["warmup_s"] < 100
-    assert steady["completed"] == (arrival_s >= steady["warmup_s"]).sum() < everything["completed"] == 600
-    assert steady["latency_mean_s"] < 0.8 * everything["latency_mean_s"]
-    tokens = 40 * steady["completed"]
-    assert steady["tokens_per_s"] == pytest.approx(tokens / (steady["makespan_s"] - steady["warmup_s"]), rel=0.02)
 
 
 def test_nothing_is_observed_after_the_last_round_when_no_request_can_come():

@@ -87,18 +87,6 @@ def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
     assert measure(simulate_once(passed_over().but({"engine.aging_bound": np.inf})))["longest_gap_s"] == 0.0
 
 
-def test_time_between_tokens_runs_from_the_end_of_a_round_to_that_of_the_next():
-    """Pauses of 1 s in the first request, of 1 and 2 s in the second, of 2 and 1 s in the third."""
-    found = simulate(passed_over(), 1)
-    assert found["inter_token_mean_s"] == pytest.approx(7 / 5)
-    assert [found[f"inter_token_{name}_s"] for name in ("p50", "p90", "p99")] == [1.0, 2.0, 2.0]
-    one_round = simulate(passed_over().but({"workload.output_tokens": {"kind": "fixed", "tokens": 1}}), 1)
-    assert np.isnan(one_round["inter_token_p50_s"])
-
-
-# --- aging, in seconds -----------------------------------------------------------------------------------------------
-
-
 def overloaded(changes):
     """More work than two rows can do, of a window that holds more."""
     scenario = Scenario(
