@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from refimpl.core.config import LAYOUTS, SCHEDULERS
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
 
@@ -43,14 +44,25 @@ switches = st.builds(
 )
 engines = st.builds(
     Engine,
-    layout=st.sampled_from(["realigned", "masked", "rollback", "inplace"]),
-    scheduler=st.sampled_from(["static", "fifo", "grouped"]),
+    layout=st.sampled_from([*LAYOUTS]),
+    scheduler=st.sampled_from([*SCHEDULERS]),
     batch_size=st.integers(1, 6),
     window_size=st.sampled_from([None, 6, 17]),
     aging_bound=st.sampled_from([None, 0, 3]),
     num_speculative_tokens=st.integers(0, 6),
     max_new_tokens=st.integers(1, 30),
 )
+
+
+decisions = st.sampled_from([
+    {"draft_budget": "by_load:2=3,4=1"},
+    {"draft_budget": "capacity:7"},
+    {"draft_budget": "goodput:1=1.2/1.5/1.8/2.1,3=1.5/2.2"},
+    {"draft_budget": "confidence:0.4"},
+    {"drafter": "ngram"},
+    {"drafter": "head"},
+    {"drafter": "hybrid", "draft_budget": "by_load:3=2"},
+])  # fmt: skip
 
 
 def rarely_finishing(verify_base_s):

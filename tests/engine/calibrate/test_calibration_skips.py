@@ -38,40 +38,35 @@ SMALL = replace(
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
 
 
-def fail_visits(monkeypatch, error, wanted):
-    """Let visits raise `error` where `wanted` holds of the cell and the pass."""
-    visit = Visitor.visit
+def fail(monkeypatch, name, error, wanted):
+    """Let visits (of a cell and a pass), or runs (of a study), raise `error` where `wanted` holds."""
+    owner = {"visit": Visitor, "run": Runner}[name]
+    work = getattr(owner, name)
 
-    def visit_or_fail(self, cell, pass_index):
-        if wanted(cell, pass_index):
+    def work_or_fail(self, what, *rest):
+        if wanted(what, rest[0]):
             raise error
-        return visit(self, cell, pass_index)
+        return work(self, what, *rest)
 
-    monkeypatch.setattr(Visitor, "visit", visit_or_fail)
+    monkeypatch.setattr(owner, name, work_or_fail)
 
 
-def fail_runs(monkeypatch, error, names):
-    """Let the runs of these studies raise `error`."""
-    run = Runner.run
-
-    def run_or_fail(self, study, prompts, seed):
-        if study.name in names:
-            raise error
-        return run(self, study, prompts, seed)
-
-    monkeypatch.setattr(Runner, "run", run_or_fail)
+@pytest.fixture
+def measured(pair):
+    return Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
 
 
 def test_an_error_that_is_neither_bad_input_nor_memory_ends_the_calibration(pair, tmp_path, monkeypatch):
-    fail_visits(monkeypatch, RuntimeError("shapes differ"), lambda cell, pass_index: True)
+    fail(monkeypatch, "visit", RuntimeError("shapes differ"), lambda cell, pass_index: True)
     with pytest.raises(RuntimeError, match="shapes differ"):
         calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
 
 
 def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeypatch, capsys):
     longest = Cell(VARIANTS[0], 2, (2,), 40)
-    fail_visits(monkeypatch, OUT_OF_MEMORY, lambda cell, pass_index: cell == longest and pass_index < 2)
-    fail_runs(monkeypatch, InputError("not this one"), ("probe-eqspec", "exspec-0"))
+    fail(monkeypatch, "visit", OUT_OF_MEMORY, lambda cell, pass_index: cell == longest and pass_index < 2)
+    unwanted = ("probe-eqspec", "exspec-0")
+    fail(monkeypatch, "run", InputError("not this one"), lambda study, prompts: study.name in unwanted)
     calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
     folder, runs = str(folder_of(tmp_path, "calibration")), folder_of(tmp_path, "validation")
     calibration = load_calibration(folder)
@@ -91,8 +86,7 @@ def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeyp
     assert len(validate(folder, runs, replications=2).table) == 1
 
 
-def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(pair, monkeypatch):
-    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(pair, measured, monkeypatch):
     cell = Cell(None, 2, (1,), 24)
     assert measured.fits_or_skip(cell)
     monkeypatch.setattr(pair.target, "max_positions", 30)
@@ -113,19 +107,21 @@ def test_a_calibration_that_is_broken_off_writes_what_it_has_if_that_is_enough(
         seen.append(pass_index)
         return seen.count(broken_pass) == 20
 
-    fail_visits(monkeypatch, KeyboardInterrupt(), wanted)
+    fail(monkeypatch, "visit", KeyboardInterrupt(), wanted)
     with pytest.raises(KeyboardInterrupt):
         calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
-    assert sorted(path.name for path in tmp_path.iterdir()) == (
-        [] if broken_pass == 0 else ["calibration", "validation"]
-    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration", "validation"][: 2 * broken_pass]
     if broken_pass == 1:
         assert load_calibration(str(folder_of(tmp_path, "calibration"))).grids
 
 
-def test_a_calibration_of_skipped_visits_alone_is_refused(pair, tmp_path, monkeypatch):
-    fail_visits(monkeypatch, OUT_OF_MEMORY, lambda cell, pass_index: True)
-    with pytest.raises(InputError, match=r"too much was skipped, first .* CUDA out of memory.*no second pass"):
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_calibration_of_skipped_visits_alone_is_refused(pair, tmp_path, monkeypatch, packed):
+    """What was tried and failed is the reason, before what cannot fit."""
+    fail(monkeypatch, "visit", OUT_OF_MEMORY, lambda cell, pass_index: True)
+    if not packed:
+        monkeypatch.setattr(pair.target, "forward_packed", None)
+    with pytest.raises(InputError, match=r"too much was skipped, first warm-up of .* CUDA out of memory"):
         calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
     assert not list(tmp_path.iterdir())
 
@@ -134,8 +130,7 @@ KINDS = {(v.rotating, v.passes, v.recorded): v for v in (*VARIANTS, *MIXED)}  # 
 
 
 @pytest.mark.parametrize("variant", [*KINDS.values(), None], ids=lambda v: f"{v.method} {v.passes}" if v else "prefill")
-def test_a_visit_leaves_no_pool_behind(pair, monkeypatch, variant):
-    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+def test_a_visit_leaves_no_pool_behind(measured, monkeypatch, variant):
     build, pools = Engine.__init__, []
 
     def watched(self, *arguments, **settings):
@@ -154,29 +149,24 @@ def test_a_visit_leaves_no_pool_behind(pair, monkeypatch, variant):
 
 
 @pytest.mark.parametrize("study", HELD_OUT[::5], ids=lambda study: study.name)
-def test_a_calibration_and_a_user_write_the_same_header(pair, study):
+def test_a_calibration_and_a_user_write_the_same_header(pair, measured, study):
     config = {"method": study.method, "batch_size": 2, "num_speculative_tokens": 2, "max_new_tokens": 10}
     config["token_budget"] = study.token_budget
-    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     run = measured.runner.run(study, [Piece(str(i), ids) for i, ids in enumerate(PROMPTS[:6])], 5)
     header = generate(pair, PROMPTS[:6], max_prompt_tokens=20, seed=5, checks="host", **config).header
     assert run.header == header | {"reference_s": run.header["reference_s"], "documents": list("012345")}
 
 
-def test_mixed_passes_are_not_measured_where_the_target_runs_none(pair, monkeypatch):
+def test_mixed_passes_are_timed_with_every_chunk(measured):
     cell = Cell(MIXED[0], 2, (0, 8), 16)
-    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     assert measured.fits_or_skip(cell)
     assert [timed.kind[-1] for timed in measured.visitor.visit(cell, 1).rounds] == [8] * 5 + [0] * 5
-    monkeypatch.setattr(pair.target, "forward_packed", None)
-    assert not measured.fits_or_skip(cell)
 
 
-def test_packed_passes_are_timed_in_turn_with_even_ones(pair, monkeypatch):
+def test_packed_passes_are_timed_in_turn_with_even_ones(measured, monkeypatch):
     fed = []
     for name in ("rectangle", "packed"):
         monkeypatch.setattr(PassBench, name, lambda self, counts, name=name: fed.append((name, counts)))
-    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     rounds = measured.visitor.visit(Cell(PACKED, 4, (1, 3), 16), 1).rounds
     assert [timed.kind[-1] for timed in rounds] == [3] * 5 + [1] * 5
     three, one = ([("rectangle", [n] * 4), ("packed", [n - 1, n + 1] * 2)] for n in (3, 1))
@@ -185,10 +175,9 @@ def test_packed_passes_are_timed_in_turn_with_even_ones(pair, monkeypatch):
     assert places == {Place(component, "any", 4, tokens, 16) for component in ("even", "packed") for tokens in (1, 3)}
 
 
-def test_cells_that_do_not_fit_are_named_with_the_reason(pair, monkeypatch, capsys):
+def test_cells_that_do_not_fit_are_named_with_the_reason(pair, measured, monkeypatch, capsys):
     """Of a target without packed passes there are neither mixed nor packed points, and meta.json says why."""
     monkeypatch.setattr(pair.target, "forward_packed", None)
-    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     for name in ("_attempt", "_run_acceptance", "_do"):
         monkeypatch.setattr(measured, name, lambda *_: False)
     reason = f"the target of {pair.name} runs no packed passes"
@@ -199,10 +188,3 @@ def test_cells_that_do_not_fit_are_named_with_the_reason(pair, monkeypatch, caps
         measured.measure()
     assert measured.skipped == expected
     assert capsys.readouterr().err.splitlines() == [f"skipped {line}" for line in expected]
-
-
-def test_what_was_tried_and_failed_is_the_reason_before_what_cannot_fit(pair, monkeypatch):
-    fail_visits(monkeypatch, OUT_OF_MEMORY, lambda cell, pass_index: True)
-    monkeypatch.setattr(pair.target, "forward_packed", None)
-    with pytest.raises(InputError, match=r"too much was skipped, first warm-up of .* CUDA out of memory"):
-        Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None).measure()

@@ -10,18 +10,11 @@ from simulator.service.streams import Streams
 from simulator.service.workload import RequestSource
 from simulator.settings.scenario import Scenario
 
-BASE = Scenario().but(
-    {
-        "engine.layout": "paged",
-        "engine.num_blocks": 400,
-        "engine.batch_size": 4,
-        "study.num_requests": 12,
-        "workload.prompt_tokens.tokens": 64,
-        "workload.output_tokens.tokens": 20,
-        "cost.prefill_s_per_token": 0.001,
-        "cost.kv_bytes_per_token": 1.0,
-    }
-)
+BASE = Scenario().but({
+    "engine.layout": "paged", "engine.num_blocks": 400, "engine.batch_size": 4, "study.num_requests": 12,
+    "workload.prompt_tokens.tokens": 64, "workload.output_tokens.tokens": 20, "cost.prefill_s_per_token": 0.001,
+    "cost.kv_bytes_per_token": 1.0,
+})  # fmt: skip
 
 
 def run(changes):
@@ -29,21 +22,13 @@ def run(changes):
     return simulation, measure(simulation)
 
 
-@pytest.mark.parametrize(("tokens", "found"), [(15, 0), (16, 16), (47, 32), (48, 48), (64, 48)])
-def test_full_blocks_of_a_system_prompt_are_found_by_all_but_the_first(tokens, found):
+@pytest.mark.parametrize(
+    ("tokens", "prompts", "found"), [(15, 1, 0), (16, 1, 16), (47, 1, 32), (48, 1, 48), (64, 1, 48), (32, 3, 32)]
+)
+def test_full_blocks_of_a_system_prompt_are_found_by_all_but_the_first_of_each(tokens, prompts, found):
     """Of 64 tokens 63 are cached, so that the last block is never found whole."""
-    _, metrics = run({"workload.common": {"kind": "system_prompt", "tokens": tokens}})
-    assert metrics["cache_hit_rate"] == 11 * found / (12 * 63)
-
-
-def test_a_prompt_is_at_least_as_long_as_its_system_prompt():
-    with pytest.raises(InputError, match="a prompt of 64 tokens is shorter than the system prompt, 65"):
-        run({"workload.common": {"kind": "system_prompt", "tokens": 65}})
-
-
-def test_of_several_system_prompts_each_is_cached_once():
-    _, metrics = run({"workload.common": {"kind": "system_prompt", "tokens": 32, "prompts": 3}})
-    assert metrics["cache_hit_rate"] == 9 * 32 / (12 * 63)
+    _, metrics = run({"workload.common": {"kind": "system_prompt", "tokens": tokens, "prompts": prompts}})
+    assert metrics["cache_hit_rate"] == (12 - prompts) * found / (12 * 63)
 
 
 def test_a_turn_finds_the_conversation_before_it():
@@ -70,12 +55,13 @@ def test_a_long_conversation_is_added_up_once(order, monkeypatch):
     assert len(asked) < 3 * 6000
 
 
-def test_sharing_saves_prefill_and_blocks_and_no_token():
+def test_sharing_saves_prefill_and_no_token_where_there_is_something_to_share():
     common = {"workload.common": {"kind": "system_prompt", "tokens": 48}}
     (_, shared), (_, alone) = run(common), run(common | {"engine.prefix_sharing": False})
     assert alone["cache_hit_rate"] == 0
     assert shared["tokens_per_round"] == alone["tokens_per_round"]
     assert shared["prefill_share"] < alone["prefill_share"]
+    assert alone == run({})[1] == run({"engine.prefix_sharing": False})[1]
 
 
 def test_a_pool_that_is_too_small_forgets_what_could_be_found():
@@ -85,12 +71,6 @@ def test_a_pool_that_is_too_small_forgets_what_could_be_found():
     rates = [run(common | {"engine.num_blocks": n})[1]["cache_hit_rate"] for n in (12, 30, 400)]
     assert rates[0] == 0 < rates[2]
     assert rates == sorted(rates)
-
-
-def test_without_a_common_text_nothing_is_found_and_nothing_changes():
-    _, metrics = run({})
-    assert metrics["cache_hit_rate"] == 0
-    assert metrics == run({"engine.prefix_sharing": False})[1]
 
 
 TRACE = "validation/cpu/tiny/paged-continuous-b5-k2-t48-0.ndjson.gz"  # of blocks of 16 tokens

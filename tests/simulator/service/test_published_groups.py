@@ -1,7 +1,5 @@
 """Grouped rounds of the published code: by padded length, which each row grows by what it has kept."""
 
-import os
-
 import pytest
 
 from simulator.runner import simulate
@@ -18,8 +16,6 @@ from simulator.studies.published import (
     overhead_scenario,
 )
 
-SPEC_BENCH = os.environ.get("SPEC_BENCH", "")
-ABSENT = "Spec-Bench is not at hand: set SPEC_BENCH to its question.jsonl"
 ORDERS = ("oldest", "fresh_groups", "fresh", "newest")
 
 
@@ -30,56 +26,57 @@ def row(seq_len, padded_len, kept):
     return request
 
 
-def test_a_fallback_pads_to_its_longest_row_and_each_row_then_grows_by_its_own():
-    rows = [row(10, 14, 1), row(12, 12, 3), row(7, 20, 3)]
-    pad_rows(rows, "fallback")
-    assert [each.padded_len for each in rows] == [12 + 1, 12 + 3, 12 + 3]
-
-
-def test_a_group_keeps_its_common_padded_length():
-    rows = [row(10, 14, 1), row(12, 14, 3)]
-    pad_rows(rows, "grouped")
-    assert [each.padded_len for each in rows] == [14 + 1, 14 + 3]
-
-
 @pytest.mark.parametrize(
-    ("lengths", "first", "members", "mode"),
+    ("rows", "mode", "padded"),
     [
-        ((10, 11, 12, 13), "oldest", [10, 11], "fallback"),
-        ((10, 11, 12, 13), "fresh", [12, 13], "fallback"),
-        ((10, 11, 12, 13), "newest", [13, 12], "fallback"),
-        ((10, 10, 12, 12), "fresh_groups", [12, 12], "grouped"),
-        ((10, 10, 12, 13), "fresh_groups", [10, 10], "grouped"),
-        ((10, 10, 12, 12), "fresh", [10, 10], "grouped"),
-        ((10, 10, 12, 12), "newest", [10, 10], "grouped"),
+        ([(10, 14, 1), (12, 12, 3), (7, 20, 3)], "fallback", [12 + 1, 12 + 3, 12 + 3]),
+        ([(10, 14, 1), (12, 14, 3)], "grouped", [14 + 1, 14 + 3]),
     ],
 )
-@pytest.mark.parametrize("key", ["padded_length", "length_and_lag"])
-def test_who_is_served_first(lengths, first, members, mode, key):
-    """The first two rows have run, the others have not."""
-    engine = Engine(layout="realigned", scheduler="grouped", batch_size=2, window_size=4, aging_bound=float("inf"))
-    scheduler = scheduler_of(engine, Switches(group_key=key, serve_first=first))
+def test_a_fallback_pads_to_its_longest_row_a_group_keeps_its_length_and_each_row_grows_by_its_own(rows, mode, padded):
+    members = [row(*each) for each in rows]
+    pad_rows(members, mode)
+    assert [each.padded_len for each in members] == padded
+
+
+def chosen(lengths, num_run=0, **switches):
+    """Lengths and mode of what runs, where the first few rows have run before."""
+    engine = {"batch_size": 3 if switches["serve_first"] == "largest_group" else 2, "aging_bound": float("inf")}
+    scheduler = scheduler_of(
+        Engine(layout="realigned", scheduler="grouped", window_size=4, **engine), Switches(**switches)
+    )
     rows = [row(length, length, 0) for length in lengths]
-    rows[0].rounds = rows[1].rounds = 1
+    for each in rows[:num_run]:
+        each.rounds = 1
     scheduler.submit(rows)
     scheduler.admit()
     plan, _ = scheduler.choose()
-    assert [member.seq_len for member in plan.members] == members
-    assert plan.mode == mode
+    return [member.seq_len for member in plan.members], plan.mode
+
+
+FIRST = [
+    ((10, 11, 12, 13), "oldest", [10, 11], "fallback"),
+    ((10, 11, 12, 13), "fresh", [12, 13], "fallback"),
+    ((10, 11, 12, 13), "newest", [13, 12], "fallback"),
+    ((10, 10, 12, 12), "fresh_groups", [12, 12], "grouped"),
+    ((10, 10, 12, 13), "fresh_groups", [10, 10], "grouped"),
+    ((10, 10, 12, 12), "fresh", [10, 10], "grouped"),
+    ((10, 10, 12, 12), "newest", [10, 10], "grouped"),
+]
+
+
+@pytest.mark.parametrize(("lengths", "first", "members", "mode"), FIRST)
+@pytest.mark.parametrize("key", ["padded_length", "length_and_lag"])
+def test_who_is_served_first(lengths, first, members, mode, key):
+    """The first two rows have run, the others have not."""
+    assert chosen(lengths, 2, group_key=key, serve_first=first) == (members, mode)
 
 
 @pytest.mark.parametrize(
     ("lengths", "members", "mode"), [((9, 7, 8, 7), [7, 7], "grouped"), ((6, 7, 8, 9), [6, 7, 8], "fallback")]
 )
 def test_where_no_group_is_full_the_largest_may_run(lengths, members, mode):
-    scheduler = scheduler_of(
-        Engine(layout="realigned", scheduler="grouped", batch_size=3, window_size=4),
-        Switches(serve_first="largest_group"),
-    )
-    scheduler.submit([row(length, length, 0) for length in lengths])
-    scheduler.admit()
-    plan, _ = scheduler.choose()
-    assert ([member.seq_len for member in plan.members], plan.mode) == (members, mode)
+    assert chosen(lengths, serve_first="largest_group") == (members, mode)
 
 
 def test_serving_the_newest_first_makes_a_tail():
@@ -98,23 +95,15 @@ def test_a_backlog_starves_those_that_have_begun():
     assert grouped["latency_p90_s"] == pytest.approx(oldest["latency_p90_s"], rel=0.1)
 
 
-@pytest.mark.skipif(not SPEC_BENCH, reason=ABSENT)
 @pytest.mark.parametrize(("batch_size", "low", "high"), [(2, 0.28, 0.40), (4, 0.03, 0.09), (8, 0.0, 0.012)])
 def test_grouped_rounds_of_the_published_code_on_spec_bench(batch_size, low, high):
     """100 prompts, window 48, k = 5, no bonus; its log at batch 4 says 4.2 %."""
+    engine = {"method": "exspec", "batch_size": batch_size, "window_size": 48, "aging_bound": float("inf")}
     scenario = Scenario(
         study=Study(num_requests=100),
-        workload=Workload(Spec.of("spec_bench", path=SPEC_BENCH)),
-        engine=Engine(
-            layout="realigned",
-            scheduler="grouped",
-            batch_size=batch_size,
-            window_size=48,
-            aging_bound=float("inf"),
-        ),
+        workload=Workload(Spec.of("values", tokens=committed_lengths()[:100])),
+        engine=engine,
         switches=Switches(group_key="padded_length", keep_bonus=False),
         acceptance=Spec.of("iid", probability=0.55),
     )
-    share = simulate(scenario, 3, keep_frames=False)["grouping_rate"]
-    print(f"batch {batch_size}: {100 * share:.1f} % of the rounds are grouped")
-    assert low < share < high
+    assert low < simulate(scenario, 3, keep_frames=False)["grouping_rate"] < high

@@ -50,8 +50,9 @@ def plain_quantile(values, share):
 def test_quantiles_are_those_of_the_requests(tmp_path, rush):
     """Of those that came after the warm-up."""
     found = simulate(after_a_rush(tmp_path) if rush else CLOSED, 1)
-    requests = found.frame("requests")
+    requests, span_s = found.frame("requests"), found.scenario.study.duration_s - found["warmup_s"]
     assert (requests["arrival_s"] < found["warmup_s"]).any() == rush
+    assert found["requests_per_s"] == pytest.approx((requests["finished_s"] > found["warmup_s"]).sum() / span_s)
     requests = requests[requests["arrival_s"] >= found["warmup_s"]]
     done = requests[requests["finished_s"].notna()]
     long = done[done["generated_tokens"] > 1]

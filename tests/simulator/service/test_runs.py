@@ -1,5 +1,7 @@
 """Replications, comparison, metrics: laws that hold whatever the numbers are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,9 +17,9 @@ from simulator.runner import simulate
 from simulator.service.metrics import frames_of, measure, mser5
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
-from simulator.settings.scenario import Scenario, Service, Study, Workload
+from simulator.settings.scenario import Scenario, Service, Study, Switches, Workload
 from simulator.studies.comparison import compare
-from tests.simulator.scenarios import COST, brief, engines, rarely_finishing, scenario, switches
+from tests.simulator.scenarios import COST, brief, decisions, engines, rarely_finishing, scenario, switches
 
 STAGES = ("prefill", "draft", "verify", "realign", "host")
 studies = st.sampled_from([
@@ -28,10 +30,15 @@ studies = st.sampled_from([
 ])  # fmt: skip
 
 
-@given(engines, switches, studies, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.integers(1, 3))
+@given(
+    engines, st.one_of(switches, decisions), studies, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.integers(1, 3)
+)  # fmt: skip
 def test_conservation_causality_and_identities(engine, chosen, study, alpha, replicas):
+    """Under any switches of the engine as it is, or under any budget or drafter."""
+    drafting, chosen = (chosen, Switches()) if isinstance(chosen, dict) else ({}, chosen)
     made = Scenario(
-        study=study, engine=engine, switches=chosen, acceptance=Spec.of("iid", probability=alpha), cost=COST,
+        study=study, engine=replace(engine, **drafting), switches=chosen,
+        acceptance=Spec.of("iid", probability=alpha), cost=COST,
         workload=Workload(
             prompt_tokens=Spec.of("uniform", low_tokens=1, high_tokens=12),
             output_tokens=Spec.of("geometric", mean_tokens=15.0),
@@ -45,6 +52,7 @@ def test_conservation_causality_and_identities(engine, chosen, study, alpha, rep
     metrics = measure(simulation)
     assert (metrics["completed"], metrics["censored"]) == (len(done), len(requests) - len(done))
     if len(rounds):
+        assert metrics["verified_tokens_per_round"] <= metrics["verified_rectangle_per_round"]
         assert sum(metrics[f"{name}_share"] for name in STAGES) == pytest.approx(1)
     if study.duration_s is None:
         assert metrics["tokens_per_s"] * metrics["makespan_s"] == pytest.approx(rounds["kept"].sum())
@@ -56,6 +64,8 @@ def test_conservation_causality_and_identities(engine, chosen, study, alpha, rep
     assert rounds["live"].sum() == requests["rounds"].sum() == len(rows)
     assert rounds["accepted"].sum() == requests["accepted"].sum() == rows["accepted"].sum()
     assert (rows["accepted"] <= rows["drafted"]).all()
+    assert (rows["drafted"] <= rows["k"]).all()
+    assert (rows["k"] <= engine.num_speculative_tokens).all()
     assert ((rows["kept"] >= 1) & (rows["kept"] <= rows["accepted"] + 1)).all()
     # causality: a request is admitted after it came, gets its first token later, ends last; rounds do not overlap
     assert (done["arrival_s"] <= done["admitted_s"]).all()
