@@ -2,15 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from refimpl.core.config import LAYOUTS, SCHEDULERS
 from simulator.runner import simulate
 from simulator.service.acceptance import MODELS, make_acceptance
 from simulator.service.confidence import DrawnConfidence
 from simulator.service.cost import Fed
-from simulator.service.metrics import frames_of, measure
 from simulator.service.pricing import Pricing
 from simulator.service.records import Request
 from simulator.service.scenario_cost import make_cost
@@ -18,7 +14,7 @@ from simulator.service.simulation import simulate_once
 from simulator.service.streams import TILE_REQUESTS, Streams
 from simulator.service.table_cost import UNMEASURED_LAG
 from simulator.settings.fields import Spec
-from simulator.settings.scenario import Engine, Scenario
+from simulator.settings.scenario import Scenario
 
 BASE = Scenario(
     study={"num_requests": 30},
@@ -26,35 +22,6 @@ BASE = Scenario(
     engine={"batch_size": 6, "max_new_tokens": 40},
     cost={"kind": "linear", "verify_base_s": 0.02, "verify_s_per_token": 1e-3, "draft_base_s": 2e-3},
 )
-DECISIONS = (
-    {"draft_budget": "by_load:2=3,4=1"},
-    {"draft_budget": "capacity:7"},
-    {"draft_budget": "goodput:1=1.2/1.5/1.8/2.1,3=1.5/2.2"},
-    {"draft_budget": "confidence:0.4"},
-    {"drafter": "ngram"},
-    {"drafter": "head"},
-    {"drafter": "hybrid", "draft_budget": "by_load:3=2"},
-)
-
-
-@given(
-    st.sampled_from(DECISIONS), st.sampled_from(LAYOUTS), st.sampled_from(SCHEDULERS), st.integers(0, 6),
-    st.sampled_from([0.0, 0.6, 1.0]),
-)  # fmt: skip
-def test_every_budget_and_drafter_conserves_tokens(settings, layout, scheduler, k, alpha):
-    engine = Engine(layout=layout, scheduler=scheduler, batch_size=3, max_new_tokens=30, **settings)
-    made = BASE.but(engine=engine, acceptance={"kind": "iid", "probability": alpha}).but(
-        {"engine.num_speculative_tokens": k}  # 0 takes the budget with it
-    )
-    frames = frames_of(simulation := simulate_once(made, keep_rows=True))
-    rounds, rows = frames.rounds, frames.rows
-    assert rounds["kept"].sum() == frames.requests["generated_tokens"].sum() == 30 * 30
-    assert (rows["accepted"] <= rows["drafted"]).all()
-    assert (rows["drafted"] <= rows["k"]).all()
-    assert ((rows["kept"] >= 1) & (rows["kept"] <= rows["accepted"] + 1)).all()
-    assert (rows["k"] <= k).all()
-    metrics = measure(simulation)
-    assert metrics["verified_tokens_per_round"] <= metrics["verified_rectangle_per_round"]
 
 
 def test_a_budget_that_leaves_all_drafts_changes_nothing():

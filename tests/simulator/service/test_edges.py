@@ -43,8 +43,8 @@ def test_results_go_over_nothing_that_they_are_made_from(capsys, tmp_path):
         (["run", "-n1", "-s", f"study={json.dumps(served)}"], tmp_path),
         (axes, device),
         (axes, draft),
-        (["roofline", *measured], draft),
-        (["budgets", "--rate=5", "--duration=1", "-n2", f"--device={device}"], device),
+        (["validate", "--roofline", *measured], draft),
+        (["study", "budgets", "--rate=5", "--duration=1", "-n2", f"--device={device}"], device),
     ):
         assert main([*words, f"--out={out}"]) == 2
         assert "another option reads or writes it" in capsys.readouterr().err
