@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
@@ -88,7 +88,7 @@ def sweep(
     known = isinstance(spec, SweepSpec | str | Path)
     require(known, f"give a SweepSpec (build_sweep) or the path of a YAML file, not {shown(spec)}")
     spec = spec if isinstance(spec, SweepSpec) else load_sweep(spec)
-    store = _Memory() if out is None else _Folder(Path(out))
+    store = _Finished(None if out is None else Path(out))
     points = [(task.key, task) for task in spec.tasks]
 
     def left_out(why: str) -> None:
@@ -99,20 +99,21 @@ def sweep(
     impossible = _run_missing(dict(points), store, partial(_execute, workers, dask), progress, left_out)
     possible = {(key, repr(task.settings)): task for key, task in points if key not in impossible}
     require(bool(possible), "every point of the sweep is impossible")
-    frame = pd.concat([_labelled(store.get(key), task, key) for (key, _), task in possible.items()], ignore_index=True)
-    store.finish(frame)
+    frame = pd.concat([_labelled(store[key], task, key) for (key, _), task in possible.items()], ignore_index=True)
+    if store.folder:
+        write_parquet(frame, store.folder / "results.parquet")
     return frame
 
 
 def _run_missing(
     tasks: dict[str, Task],
-    store: "_Store",
+    store: "_Finished",
     results: Callable[[dict[str, Task]], Generator[Found, None, None]],
     progress: Progress | bool | None,
     left_out: Callable[[str], object],
 ) -> set[str]:
     """Run what the store has not; return the keys of scenarios that turned out to be impossible."""
-    missing = {key: task for key, task in tasks.items() if not store.has(key)}
+    missing = {key: task for key, task in tasks.items() if store[key].empty}
     impossible = set()
     with reporting(progress, "scenarios") as report, closing(results(missing)) as new:
         for count, (key, found) in enumerate(new, len(tasks) - len(missing) + 1):
@@ -120,68 +121,37 @@ def _run_missing(
                 impossible.add(key)
                 left_out(found)
             else:
-                store.put(key, found, tasks[key])
+                store.write(key, found, tasks[key])
             report(count, len(tasks))
     return impossible
 
 
-class _Store(Protocol):
-    """Where the lines of finished scenarios are, by key."""
+class _Finished(dict[str, pd.DataFrame]):
+    """Lines of finished scenarios by key; in a folder, of any number of sweeps, a file each."""
 
-    def has(self, key: str) -> bool: ...
-
-    def put(self, key: str, frame: pd.DataFrame, task: Task) -> None: ...
-
-    def get(self, key: str) -> pd.DataFrame: ...
-
-    def finish(self, joined: pd.DataFrame) -> None: ...
-
-
-class _Memory:
-    """Finished scenarios of one sweep."""
-
-    def __init__(self) -> None:
-        self.frames: dict[str, pd.DataFrame] = {}
-
-    def has(self, key: str) -> bool:
-        return key in self.frames
-
-    def put(self, key: str, frame: pd.DataFrame, task: Task) -> None:
-        self.frames[key] = frame
-
-    def get(self, key: str) -> pd.DataFrame:
-        return self.frames[key]
-
-    def finish(self, joined: pd.DataFrame) -> None:
-        pass
-
-
-class _Folder:
-    """Finished scenarios of any number of sweeps, a file each; ``results.parquet`` has those of the last sweep."""
-
-    def __init__(self, folder: Path):
-        check_folder(folder)
+    def __init__(self, folder: Path | None):
+        super().__init__()
         self.folder = folder
+        if folder:
+            check_folder(folder)
+
+    def __missing__(self, key: str) -> pd.DataFrame:
+        """What the folder has; nothing of a file that a broken disk or copy has cut or changed: it is computed anew."""
+        try:
+            self[key] = pd.read_parquet(self._file(key)) if self.folder else pd.DataFrame()
+        except (OSError, ValueError):  # the latter is what pyarrow says of files that are none of its own
+            return pd.DataFrame()
+        return self[key]
+
+    def write(self, key: str, frame: pd.DataFrame, task: Task) -> None:
+        """Keep the lines of a scenario."""
+        self[key] = frame
+        if self.folder:
+            self._file(key).parent.mkdir(parents=True, exist_ok=True)
+            write_parquet(frame, self._file(key), scenario_meta(task.scenario, task.replications))
 
     def _file(self, key: str) -> Path:
-        return self.folder / "scenarios" / f"{key}.parquet"
-
-    def has(self, key: str) -> bool:
-        """Whether a scenario is finished: a file that a broken disk or copy has cut or changed is computed anew."""
-        try:
-            return not self.get(key).empty
-        except (OSError, ValueError):  # the latter is what pyarrow says of files that are none of its own
-            return False
-
-    def put(self, key: str, frame: pd.DataFrame, task: Task) -> None:
-        (self.folder / "scenarios").mkdir(parents=True, exist_ok=True)
-        write_parquet(frame, self._file(key), scenario_meta(task.scenario, task.replications))
-
-    def get(self, key: str) -> pd.DataFrame:
-        return pd.read_parquet(self._file(key))
-
-    def finish(self, joined: pd.DataFrame) -> None:
-        write_parquet(joined, self.folder / "results.parquet")
+        return Path(self.folder or ".") / "scenarios" / f"{key}.parquet"
 
 
 def _execute(workers: int, dask: str | None, tasks: dict[str, Task]) -> Generator[Found, None, None]:
