@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 from simulator.settings.json_files import finite
-from simulator.settings.parts import Workload
 from simulator.settings.scenario import Scenario
 
 
@@ -80,24 +79,8 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
             f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than the {room:.3g} that "
             "there is room for, and refuse the run; simulated is a server with paged K/V"
         )
-    yield from notes_on_settings(scenario)
-
-
-def notes_on_settings(*scenarios: Scenario) -> Iterator[str]:
-    """What a reader of any result of these scenarios should know; what several of them share is said once."""
-    yield from dict.fromkeys(note for scenario in scenarios for note in _of_settings(scenario))
-
-
-def _of_settings(scenario: Scenario) -> Iterator[str]:
-    common, study = scenario.workload.common.kind, scenario.study
-    if common != "none" and (lacking := _lacking_to_share(scenario)):
-        yield f"workload.common {common}: requests share no blocks without {lacking}"
-    of_trace = study.kind == "open" and study.arrivals.kind == "trace"
-    for name in ("prompt_tokens", "output_tokens") if of_trace else ():
-        if getattr(scenario.workload, name) != getattr(Workload(), name):
-            yield f"workload.{name} is not used: study.arrivals trace brings lengths of its own"
-    unlimited = of_trace and scenario.engine.max_new_tokens is None
-    if unlimited and (scenario.engine.num_blocks or _room_bytes(scenario)):
+    of_trace = scenario.study.kind == "open" and scenario.study.arrivals.kind == "trace"
+    if of_trace and scenario.engine.max_new_tokens is None and (scenario.engine.num_blocks or room):
         yield (
             "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room "
             "depends on what no server knows"
@@ -110,15 +93,3 @@ def _room_bytes(scenario: Scenario) -> float | None:
     from simulator.service.streams import Streams
 
     return room_bytes(scenario, make_cost(scenario, Streams(scenario.seed, 0)))
-
-
-def _lacking_to_share(scenario: Scenario) -> str:
-    """What requests that begin with the same tokens lack to share them; empty if nothing."""
-    engine = scenario.engine
-    needed = {
-        "engine.layout paged": engine.layout == "paged",
-        "engine.prefix_sharing": engine.prefix_sharing,
-        "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)": engine.num_blocks is not None
-        or _room_bytes(scenario) is not None,
-    }
-    return " and ".join([name for name, is_there in needed.items() if not is_there])

@@ -27,17 +27,13 @@ Tables = Callable[[], None]  # prints what a study has found
     "[bold]raggedspec sim reproduce --explain --replications 5[/bold]"
 )
 def reproduce(
-    targets: Annotated[
-        Path | None,
-        typer.Option(**FILE, help="Published figures as JSON; those of the paper are shipped.", show_default=False),
-    ] = None,
     replications: Replications = 40,
     spec_bench: Annotated[
         Path | None,
         typer.Option(**FILE, help="Spec-Bench's question.jsonl; without it a summary of its lengths is used."),
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Fit the constants anew, to the EQSPEC row of the targets, and print them.")
+        bool, typer.Option("--fit", help="Fit the constants anew, to the published EQSPEC row, and print them.")
     ] = False,
     explain: Annotated[
         bool,
@@ -47,28 +43,26 @@ def reproduce(
 ) -> None:
     """Simulate the paper's experiments with the behaviours of its code, and compare every published figure."""
     if explain:
-        require(not (targets or spec_bench or fit), "--explain takes no --targets, --spec-bench or --fit")
+        require(not (spec_bench or fit), "--explain takes no --spec-bench or --fit")
         _explain(replications, as_json=as_json)
         return
     from simulator.intervals import share_held
     from simulator.studies.published import load_constants, read_lengths
     from simulator.studies.reproduction import (
-        FITTED_WITH,
         HELD,
         WHOLE_FILE_REPLICATIONS,
         Reproduction,
         fit_constants,
         to_frame,
     )
-    from simulator.studies.targets import TARGETS, read_targets
+    from simulator.studies.targets import read_targets
 
-    published = read_targets(targets or TARGETS)
+    published = read_targets()
     lengths = read_lengths(spec_bench) if spec_bench else None
     constants = load_constants()
     if fit:
-        constants = fit_constants(published.row("eqspec", FITTED_WITH), constants, replications, lengths)
+        constants = fit_constants(published.anatomy["eqspec"], constants, replications, lengths)
     rows = list(Reproduction(published, replications, constants, lengths).rows())
-    require(bool(rows), f"{targets}: holds no figure that is simulated")
     with output(as_json) as found:
         show(to_frame(rows))
         held, whole = (share_held(min(n, replications), HELD) for n in (replications, WHOLE_FILE_REPLICATIONS))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,13 +21,12 @@ from simulator.commands.options import (
     Workers,
     read_scenario,
 )
-from simulator.commands.output import notes, notes_on_settings, output, show, show_extrapolated
+from simulator.commands.output import notes, output, show, show_extrapolated
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
     from simulator.runner import Results
-    from simulator.studies.designs import SweepSpec
 
 app = typer.Typer()
 SHOWN = (
@@ -215,8 +214,6 @@ def _attribute(
         show(shares.table.rename(columns=HEADINGS))
         print(ATTRIBUTION_LEGEND.format(metric))
         show_extrapolated(shares.extrapolated)
-        for note in notes_on_settings(a, b):
-            print(note)
         found |= {"metric": metric, "a": shares.a, "b": shares.b, "extrapolated": shares.extrapolated}
         found |= {"factors": shares.table.to_dict(orient="index")}
 
@@ -265,13 +262,6 @@ def sweep(
             print(POINTS_LEGEND)
             found["means"] = means.reset_index().to_dict(orient="records")
         show_extrapolated(found["extrapolated"])
-        for note in notes_on_settings(*_that_ran(loaded, frame)):
-            print(note)
-
-
-def _that_ran(loaded: "SweepSpec", frame: Any) -> list[Scenario]:
-    ran = set(frame["key"])
-    return [task.scenario for task in loaded.tasks if task.key in ran]
 
 
 @app.command(epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=300 --attainment 0.95[/bold]")
@@ -306,8 +296,6 @@ def capacity(
                 "server does not keep up with that rate; ask for more requests (study.num_requests)"
             )
         show_extrapolated(limit.extrapolated)
-        for note in notes_on_settings(given):
-            print(note)
         found |= {"rate_per_s": limit.rate_per_s, "broken_at_per_s": limit.broken_at_per_s}
         found |= {"queue_grew": limit.queue_grew, "extrapolated": limit.extrapolated}
         found["rates"] = limit.table.reset_index().to_dict(orient="records")

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import wraps
 from typing import Any, TypeVar, get_args
 
 from refimpl.core.declared import Range, checked, hints_of, plain
@@ -145,19 +144,6 @@ def refuse_unknown(given: Collection[Any], known: Collection[str], where: str) -
     allowed = ", ".join(known) or "nothing"
     near = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
     require(not unknown, f"{where}: unknown key {', '.join(unknown)[:LONGEST]}; allowed: {allowed}{near}")
-
-
-def told_names(cls: type[D]) -> type[D]:
-    """Class decorator: keywords that a dataclass does not know are refused as keys of a file are, with the nearest."""
-    make, known = cls.__init__, {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
-
-    @wraps(make)
-    def init(self: D, *args: Any, **given: Any) -> None:
-        refuse_unknown(given, known, cls.__name__)
-        make(self, *args, **given)
-
-    cls.__init__ = init  # type: ignore[assignment]
-    return cls
 
 
 def from_mapping(cls: type[D], data: Any, where: str = "") -> D:

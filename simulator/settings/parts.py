@@ -19,7 +19,6 @@ from simulator.settings.fields import (
     check_fields,
     number_field,
     spec_field,
-    told_names,
 )
 from simulator.settings.kinds import ARRIVALS, COMMON, LENGTHS
 from simulator.settings.methods import engine_settings
@@ -38,7 +37,6 @@ IGNORED = {  # kind of study -> settings that have no effect there
 }
 
 
-@told_names
 @dataclass(frozen=True, slots=True)
 class Study:
     """How requests come, and when the study ends. What a kind of study would ignore is refused.
@@ -103,7 +101,6 @@ class Study:
 DEFAULT_STUDY = Study(num_requests=64)  # where nothing is said of one
 
 
-@told_names
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Lengths of prompts and outputs, in tokens; a service trace of arrivals brings its own.
@@ -132,7 +129,6 @@ class Workload:
             require(low <= high, f"{name}.low_tokens {low} is larger than high_tokens {high}")
 
 
-@told_names
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(EngineSettings):
@@ -166,7 +162,6 @@ class Engine(EngineSettings):
         return not self.drafting.recordable
 
 
-@told_names
 @dataclass(frozen=True, slots=True)
 class Switches:
     """What is changed beside the engine's named methods; the defaults are the engine.
@@ -217,7 +212,6 @@ class Switches:
         check_fields(self)
 
 
-@told_names
 @dataclass(frozen=True, slots=True)
 class Service:
     """Limits and promises; None means no limit.

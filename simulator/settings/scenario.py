@@ -21,7 +21,6 @@ from simulator.settings.fields import (
     number_field,
     spec_field,
     to_mapping,
-    told_names,
 )
 from simulator.settings.folders import or_example
 from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, HEAD, LOOKUP
@@ -30,11 +29,9 @@ from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
 
 FIXED_DRAFTS = ("k_policy", "keep_bonus", "draft_cache")  # switches that know no other rounds
-OF_SWEEPS = ("base", "grid", "latin", "sobol")  # keys that a sweep has, and no scenario
 OF_ARRIVALS = ("refill", "wait_for_rows", "wait_at_most_s")  # switches that change no round
 
 
-@told_names
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One thing to simulate. Equal scenarios give equal bytes.
@@ -207,8 +204,6 @@ def load_scenario(path: str | Path) -> Scenario:
     path = or_example(path, "scenario.yaml")
     data = anchored(read_yaml(path), path.parent)
     require(data is not None, f"{path}: holds no settings")
-    swept = [name for name in OF_SWEEPS if isinstance(data, Mapping) and name in data]
-    require(not swept, f"{path}: is a sweep, no scenario: it has {', '.join(swept)}; raggedspec sim sweep runs it")
     try:
         return from_data(data)
     except InputError as error:

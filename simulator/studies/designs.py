@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,6 @@ def load_sweep(path: str | Path) -> SweepSpec:
     path = or_example(path, "sweep.yaml")
     data = anchored(read_yaml(path), path.parent)
     require(isinstance(data, dict), f"{path}: must be a mapping with {', '.join(SPEC_KEYS)}")
-    settings = [item.name for item in fields(Scenario) if item.name in data]
-    alone = bool(settings) and not set(SPEC_KEYS) & set(data)
-    require(
-        not alone, f"{path}: is a scenario, no sweep: it has {', '.join(settings)}; raggedspec sim run simulates it"
-    )
-    require(not settings, f"{path}: {', '.join(settings)}: settings of the scenarios stand under base")
     refuse_unknown(data, SPEC_KEYS, str(path))
     base = data.get("base", {})
     scenario = _load_base(path.parent, base) if isinstance(base, str) else None

@@ -24,7 +24,6 @@ from simulator.studies.targets import METHODS, RATIO, Targets
 HELD = 0.95  # share of single runs between low and high
 FIT_STEPS, WHOLE_FILE_REPLICATIONS = 5, 6
 FITTED = ("ms_per_verify", "draft_s", "verify_s", "align_s", "draft_acceptance_rate")  # of EQSPEC, per round
-FITTED_WITH = (*FITTED, "verify_calls", "tokens_per_s", "total_s")  # figures that a fit reads
 
 Values = dict[str, np.ndarray]  # measure -> its value in each replication
 
@@ -168,7 +167,7 @@ def fit_constants(
     verifying and of aligning per round. The number of rounds, and what follows from it, stay predictions.
 
     Args:
-        row: published figures of `FITTED_WITH`.
+        row: published figures of its log.
         start: where to begin.
         replications: of each step.
         lengths: prompt lengths of Spec-Bench in tokens; the committed summary if None.

@@ -20,7 +20,6 @@ from simulator.settings.fields import (
     WHOLE,
     check_fields,
     number_field,
-    told_names,
 )
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
@@ -35,7 +34,6 @@ LABELS = {  # of what is moved, and of the metrics
 NUM_REQUESTS = 64
 
 
-@told_names
 @dataclass(frozen=True)
 class WhatIf:
     """What a user may move.

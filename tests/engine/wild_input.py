@@ -247,7 +247,7 @@ COMMANDS = [  # of either program
     (simulator_main, "validate /dev/zero", "no such trace"),
     (simulator_main, "validate validation/cpu/tiny", "no such trace"),
     (simulator_main, "validate --calibration magic", "calibration 'magic' not found"),
-    (simulator_main, "validate tests", "tests: holds no held-out traces"),
+    (simulator_main, "validate /proc", "/proc: holds no held-out traces"),
     (simulator_main, "trace --out /nowhere/x.json", "the folder /nowhere does not exist"),
     (simulator_main, "validate -n 0", "replications must be an integer ≥ 1"),
     (simulator_main, "study budgets --duration 10000000000", "^error: --duration"),

@@ -56,52 +56,6 @@ def test_tables_of_a_comparison_fit_a_terminal_of_80_columns():
     assert re.search(r"\bverdict$", shown, re.M)
 
 
-SHARED = ["-s", "workload.common={kind: system_prompt, tokens: 16}", "-s", "cost.kv_bytes_per_token=1"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "lacking"),
-    [
-        (["method=inplace"], "engine.layout paged and engine.num_blocks (or room"),
-        (["method=paged"], "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)"),
-        (["method=paged", "engine.num_blocks=400", "engine.prefix_sharing=false"], "engine.prefix_sharing"),
-        (["method=paged", "engine.num_blocks=400"], None),
-        (["method=paged", "service.kv_capacity_bytes=1e6"], None),
-    ],
-)
-def test_common_tokens_that_no_request_can_share_are_told(capsys, settings, lacking):
-    changes = [word for setting in settings for word in ("-s", setting)]
-    assert main(["run", "-n", "1", *SHARED, *changes]) == 0
-    told = re.findall(r"^workload\.common .*", capsys.readouterr().out, re.M)
-    start = f"workload.common system_prompt: requests share no blocks without {lacking}"
-    assert [line[: len(start)] for line in told] == ([start] if lacking else [])
-
-
-IDLE = "workload: {common: {kind: system_prompt, tokens: 1}}"
-IDLE_SWEEP = "base: idle.yaml\nreplications: 1\ngrid: {study.num_requests: [3, 4], engine.batch_size: [1, 2]}\n"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "sweep sweep.yaml --out .",
-        "compare idle.yaml -n 2 -s method=exspec --attribute tokens_per_s",
-        "capacity idle.yaml -n 1 --tolerance 1 -s study.kind=open -s service.slo_first_token_s=1",
-    ],
-)
-def test_every_command_with_results_tells_once_what_is_true_of_all_of_them(capsys, monkeypatch, tmp_path, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "idle.yaml").write_text(IDLE)
-    (tmp_path / "sweep.yaml").write_text(IDLE_SWEEP)
-    assert main(words.split()) == 0
-    assert capsys.readouterr().out.count("requests share no blocks without engine.layout paged") == 1
-
-
-def test_without_common_tokens_nothing_is_said_of_sharing(capsys):
-    assert main(["run", "-n", "1"]) == 0
-    assert "share no blocks" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -47,7 +47,7 @@ SCENARIOS = [
     ("name: 2001-99-99", r"not YAML: month must be in 1..12(, not 99)?$"),
     ("seed: 1\nseed: 2", "the key 'seed' is given twice, again in line 2"),
     ("", "holds no settings"),
-    ("grid: {seed: [0]}", "is a sweep, no scenario: it has grid"),
+    ("grid: {seed: [0]}", "the scenario: unknown key grid"),
     ("[1]", "the scenario must be a mapping, not a list"),
     # names
     ("enginee: {}", r"the scenario: unknown key enginee; allowed: name, seed.* \(did you mean engine\?\)$"),

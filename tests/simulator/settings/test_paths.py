@@ -2,7 +2,6 @@
 
 import pytest
 
-from simulator.cli import main
 from simulator.commands.options import read_scenario
 from simulator.settings.fields import Spec, to_mapping
 from simulator.settings.kinds import KINDS
@@ -58,23 +57,3 @@ def test_a_change_leaves_the_given_mapping_as_it_was():
         study=OPEN | {"arrivals": {"kind": "poisson", "rate_per_s": 9.0}}
     )
     assert arrivals["rate_per_s"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [
-        ("run exampel", "example"),
-        ("compare example exmaple", "example"),
-        ("sweep exampel --out out", "example"),
-        ("run folder/mien.yaml", "mine.yaml"),
-        ("run folder/exampel", ""),  # the word stands alone
-        ("run other", ""),
-    ],
-)
-def test_a_name_that_is_nearly_right_is_told_the_right_one(arguments, meant, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "mine.yaml").write_text("seed: 1\n")
-    assert main(arguments.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f" (did you mean {meant}?)") if meant else "did you mean" not in line

@@ -23,7 +23,7 @@ from simulator.studies.published import (
     overhead_scenario,
     read_lengths,
 )
-from simulator.studies.reproduction import FITTED, FITTED_WITH, Reproduction, fit_constants, make_row, to_frame
+from simulator.studies.reproduction import FITTED, Reproduction, fit_constants, make_row, to_frame
 from simulator.studies.targets import read_targets
 
 SPEC_BENCH = os.environ.get("SPEC_BENCH", "")
@@ -49,7 +49,7 @@ def test_constants_are_fitted_on_the_eqspec_row_alone():
 
 def test_fitting_again_gives_the_committed_constants():
     committed = load_constants()
-    again = fit_constants(read_targets().row("eqspec", FITTED_WITH), committed, replications=4)
+    again = fit_constants(read_targets().anatomy["eqspec"], committed, replications=4)
     for name, value in asdict(again).items():
         assert value == pytest.approx(getattr(committed, name), rel=0.06), name
 
@@ -83,66 +83,26 @@ def test_an_interval_holds_single_runs():
     assert not make_row("x", 1.5, values).inside
 
 
-def test_targets_of_one_s_own(tmp_path, capsys):
+def test_the_command_compares_every_figure(monkeypatch, tmp_path, capsys):
     path = tmp_path / "targets.json"
     path.write_text('{"grouping_rate_all_mean": {"batch_size": [4], "percent": [50.0]}}')
-    assert main(["reproduce", "--targets", str(path), "--replications", "2", "--json"]) == 0
+    monkeypatch.setattr(read_targets, "__defaults__", (path,))
+    assert main(["reproduce", "--replications", "2", "--json"]) == 0
     printed = capsys.readouterr()
     assert "low … high: holds 33.3 % of single runs, of the headline 33.3 %\n" in printed.err
-    data = json.loads(printed.out)
-    assert set(data["rows"][0]) == {
+    (row,) = json.loads(printed.out)["rows"]
+    assert set(row) == {
         "target", "published", "simulated", "low", "high", "fitted", "relative_error", "inside",
     }  # fmt: skip
-    assert (data["rows"][0]["published"], data["rows"][0]["inside"]) == (50.0, False)
-    path.write_text('{"headlines": {}}')
-    with pytest.raises(InputError, match="holds none of overhead_anatomy"):
-        read_targets(path)
+    assert (row["published"], row["inside"]) == (50.0, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"headline": [3]}', "headline must be a mapping, not [3]"),
-        (
-            '{"headline": {"throughput_ratio_batch8_over_batch1": "3"}}',
-            "batch8_over_batch1 must be a number > 0, not '3'",
-        ),
-        ('{"overhead_anatomy": {"eqspec": 95}}', "eqspec must be a mapping, not 95"),
-        ('{"overhead_anatomy": {"eqspec": {"total_s": 0}}}', "eqspec.total_s must be a number > 0, not 0"),
-        ('{"alignment_share_text": {"batch_size": [8], "percent": []}}', "must be lists of equal length"),
-        ('{"grouping_rate_all_mean": {"batch_size": [8.5], "percent": [1]}}', "batch_size must be an integer"),
-        ('{"alignment_share_text": {"batch_size": [8, 8], "percent": [1, 2]}}', "batch_size names one size twice"),
-        ('{"overhead_anatomy": {"exspec": {}}}', "eqspec.ms_per_verify is missing: constants are fitted to it"),
-    ],
-)
-def test_bad_targets_are_one_line(tmp_path, capsys, text, message):
-    path = tmp_path / "targets.json"
-    path.write_text(text)
-    assert main(["reproduce", "--targets", str(path), "--fit", "-n", "2"]) == 2
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert printed.count("\n") == 1
-
-
-@pytest.mark.parametrize("text", ['{"headline": {}}', '{"overhead_anatomy": {"eqspec": {"tokens_per_second": 95}}}'])
-def test_targets_without_a_simulated_figure_are_one_line(tmp_path, capsys, text):
-    path = tmp_path / "targets.json"
-    path.write_text(text)
-    assert main(["reproduce", "--targets", str(path), "-n", "2"]) == 2
-    assert capsys.readouterr().err == f"error: {path}: holds no figure that is simulated\n"
-
-
-def test_a_fit_is_to_the_targets_and_prompts_that_are_given(tmp_path, capsys):
+def test_a_fit_is_to_the_figures_and_prompts_that_are_given():
     """Twice the seconds of aligning need about twice the seconds of an operation."""
-    row = dict(read_targets().anatomy["eqspec"])
-    targets, prompts = tmp_path / "targets.json", tmp_path / "question.jsonl"
-    prompts.write_text('{"turns": ["a question of some forty characters, no more"]}\n' * 20)
+    row = read_targets().anatomy["eqspec"]
 
     def fitted(**changes):
-        targets.write_text(json.dumps({"overhead_anatomy": {"eqspec": row | changes}}))
-        options = ["--targets", str(targets), "--spec-bench", str(prompts)]
-        assert main(["reproduce", "--fit", *options, "-n", "1", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)["constants"]["host_operation_s"]
+        return fit_constants(row | changes, load_constants(), 1, (12,) * 20).host_operation_s
 
     assert fitted(align_s=2 * row["align_s"]) == pytest.approx(2 * fitted(), rel=0.05)
 

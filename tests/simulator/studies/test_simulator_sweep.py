@@ -11,7 +11,6 @@ import yaml
 
 from refimpl.core import provenance
 from refimpl.core.errors import InputError
-from simulator.cli import main
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.settings.tables import read_provenance
@@ -207,25 +206,6 @@ def test_broken_files_are_said_so_in_one_line(tmp_path, text, message):
     with pytest.raises(InputError, match=message) as error:
         load_sweep(tmp_path / "sweep.yaml")
     assert "\n" not in str(error.value)
-
-
-def test_a_sweep_and_a_scenario_are_told_apart(capsys, tmp_path):
-    scenario, spec, out = tmp_path / "scenario.yaml", tmp_path / "sweep.yaml", str(tmp_path / "out")
-    BASE.save(scenario)
-    spec.write_text("base: scenario.yaml\ngrid: {seed: [0, 1]}\n")
-    for command in ("run", "compare", "capacity", "trace", "panel"):
-        assert main([command, str(spec), *(["-s", "seed=1"] * (command == "compare"))]) == 2
-        told = "is a sweep, no scenario: it has base, grid; raggedspec sim sweep runs it"
-        assert capsys.readouterr().err == f"error: {spec}: {told}\n"
-    assert main(["sweep", str(scenario), "--out", out]) == 2
-    settings = (
-        "name, seed, study, workload, engine, switches, acceptance, confidence, lookup, head, cost, service, noise"
-    )
-    told = f"is a scenario, no sweep: it has {settings}; raggedspec sim run simulates it"
-    assert capsys.readouterr().err == f"error: {scenario}: {told}\n"
-    spec.write_text("base: scenario.yaml\ngrid: {seed: [0, 1]}\nengine: exspec\n")
-    with pytest.raises(InputError, match=r"sweep\.yaml: engine: settings of the scenarios stand under base$"):
-        load_sweep(spec)
 
 
 def test_a_missing_file_is_said_so(tmp_path):
