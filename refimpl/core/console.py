@@ -8,12 +8,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
-from refimpl.core.interrupts import ENDING, INTERRUPTED, tell
+from refimpl.core.interrupts import INTERRUPTED, tell
 
 BAD_INPUT, NO_READER = 2, 1  # exit codes
 
@@ -50,9 +50,7 @@ def _usage_error(error: Exception) -> int:
     if "ClickException" not in kinds:
         raise error
     if "NoArgsIsHelpError" in kinds:
-        with suppress(BrokenPipeError):
-            print(error.format_message(), flush=True)  # type: ignore[attr-defined]
-        _let_go_of_stdout()
+        print(error.format_message())  # type: ignore[attr-defined]
     else:
         tell(f"error: {_usage_message(error)}")
     return BAD_INPUT
@@ -74,9 +72,8 @@ def _usage_message(error: Any) -> str:
 def one_line_errors() -> Iterator[None]:
     """End with one line on stderr and `BAD_INPUT` on bad input, missing extras and files that fail.
 
-    Where nobody reads stdout, end quietly.
-
-    SIGTERM and SIGHUP end like an exit does, so that half-written files and worker processes go with the command.
+    Where nobody reads stdout, end quietly. SIGTERM ends like an exit does, so that half-written files and worker
+    processes go with the command.
 
     Raises:
         SystemExit: instead of the error.
@@ -87,20 +84,18 @@ def one_line_errors() -> Iterator[None]:
             sys.stdout.flush()
         except InputError as error:
             tell(f"error: {error}")
-            sys.exit(BAD_INPUT)
         except ModuleNotFoundError as error:
-            message = missing_extra(error)
-            if message is None:
+            if (message := missing_extra(error)) is None:
                 raise
             tell(f"error: {message}")
-            sys.exit(BAD_INPUT)
         except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
             sys.exit(NO_READER)
         except OSError as error:
             tell(f"error: {error.filename or 'input or output'}: {error.strerror or error}")
-            sys.exit(BAD_INPUT)
-        finally:
-            _let_go_of_stdout()
+        else:
+            return
+        sys.exit(BAD_INPUT)
 
 
 @contextmanager
@@ -111,22 +106,9 @@ def one_line_warnings() -> Iterator[None]:
         yield
 
 
-def _let_go_of_stdout() -> None:
-    """Flush what is left; where nobody reads it, point stdout at nothing, as Python flushes it once more at its end."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with suppress(OSError):  # a stdout without descriptor
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # a full disk, which was told; a stdout that is closed
-        pass
-
-
 @contextmanager
 def ended_by_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
-    """Let each signal of `ENDING` raise an error in the body, so that what it has begun is ended, too.
-
-    In the main thread only; a signal that is ignored, as SIGHUP under `nohup`, stays so.
+    """Let SIGTERM raise an error in the body, so that what it has begun is ended, too. In the main thread only.
 
     Args:
         error: makes it of the exit code.
@@ -138,9 +120,8 @@ def ended_by_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
     def end(number: int, _: Any) -> None:
         raise error(128 + number)
 
-    before = {n: signal.signal(n, end) for n in ENDING if signal.getsignal(n) != signal.SIG_IGN}
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+        signal.signal(signal.SIGTERM, before)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from refimpl.core.errors import InputError, shown
+from refimpl.core.errors import InputError
 
 
 @contextmanager
@@ -21,46 +21,23 @@ def _named(path: str | Path) -> Iterator[None]:
         raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _is_there(path: Path) -> bool:
-    """Whether a file or folder exists; newer Pythons' `exists` also says no to a name that is too long or hidden.
-
-    Raises:
-        OSError: the system does not tell.
-    """
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
 def _leads_to(path: str | Path) -> Path:
     """The file at the end of links; a pipe without a name, such as /dev/stdout or /dev/fd/63, is only where it is."""
     path = Path(path)
-    is_special = _is_there(path) and not path.is_file() and not path.is_dir()
+    is_special = path.exists() and not path.is_file() and not path.is_dir()
     return path.absolute() if is_special else path.resolve()
-
-
-def _is_standard_output(file: Path) -> bool:
-    """Whether what the process prints goes to this file: in the place of another, it would take that with it."""
-    try:
-        return os.path.samestat(file.stat(), os.fstat(1))
-    except OSError:  # no such file yet, or standard output is closed
-        return False
 
 
 def check_writable(path: str | Path, *others: str | Path | None) -> None:
     """Raise InputError, before any work is done, unless a file can be made at `path`.
 
-    It must take the place neither of one of `others` nor of the file that standard output goes to.
+    It must not take the place of one of `others`.
     """
-    if "\0" in str(path):
-        raise InputError(f"cannot write {shown(str(path))}: no name holds a NUL")
     if str(path) == "-":
         raise InputError("cannot write -: standard output is /dev/stdout")
     with _named(path):
         file = _leads_to(path)
-        is_replaced = not _is_there(file) or file.is_file()
+        is_replaced = not file.exists() or file.is_file()
     if file.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
     if not file.parent.is_dir():
@@ -71,8 +48,6 @@ def check_writable(path: str | Path, *others: str | Path | None) -> None:
         raise InputError(f"cannot write {path}: permission denied")
     if is_replaced and any(other and file == Path(other).resolve() for other in others):
         raise InputError(f"cannot write {path}: another option reads or writes it")
-    if is_replaced and _is_standard_output(file):
-        raise InputError(f"cannot write {path}: standard output goes to it")
 
 
 def write_whole(path: str | Path, lines: Iterable[str]) -> None:
@@ -120,7 +95,7 @@ def _mode(path: Path) -> int:
 def check_folder(path: Path) -> None:
     """Raise InputError, before any work is done, unless files can be made in a folder `path`."""
     with _named(path):
-        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if _is_there(folder))
+        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     if not there.is_dir():
         raise InputError(f"cannot write to {path}: {there} is not a folder")
     if not os.access(there, os.W_OK):
@@ -135,11 +110,6 @@ def in_place_of(folder: Path) -> Iterator[Path]:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
         new.mkdir()
         yield new
-        try:
-            if folder.exists():
-                os.replace(folder, old)
-            os.replace(new, folder)
-        except BaseException:  # an interrupt, too: what is still in `scratch` is about to be deleted
-            if old.exists() and not folder.exists():
-                os.replace(old, folder)
-            raise
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(new, folder)

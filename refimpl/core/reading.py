@@ -20,7 +20,6 @@ STANDARD_INPUT = Path("-")
 BROKEN = (OSError, EOFError, zlib.error, ValueError)  # the last one: other encodings, a name with a NUL, pandas
 
 MAX_BYTES = 2**30  # of a file, unpacked
-MAX_LINES = 5_000_000
 MAX_LINE = 2**26  # characters
 MAX_DOCUMENT = 2**26  # bytes of a file that is read as one
 TOO_DEEP = "lists and mappings are nested too deeply"
@@ -97,15 +96,13 @@ def read_lines(path: str | Path) -> Iterator[str]:
     A byte order mark in front is no part of the text. A name that ends in ``.gz`` is unpacked; ``-`` is standard input.
 
     Raises:
-        InputError: it cannot be read, is not UTF-8, or exceeds `MAX_BYTES`, `MAX_LINES` or `MAX_LINE`.
+        InputError: it cannot be read, is not UTF-8, or exceeds `MAX_BYTES` or `MAX_LINE`.
     """
     with open_bounded(path) as source:
         text = io.TextIOWrapper(source, encoding="utf-8-sig", newline=None)
         for number in count(1):
             if not (line := text.readline(MAX_LINE)):
                 return
-            if number > MAX_LINES:
-                raise InputError(f"{path}: has more than {MAX_LINES} lines, the most that are read")
             if len(line) == MAX_LINE:
                 raise InputError(f"{path}:{number}: has more than {MAX_LINE} characters, the most that a line may have")
             yield line.rstrip("\n")

@@ -87,25 +87,6 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == ["b"]
 
 
-@pytest.mark.parametrize(("moves", "kept"), [(1, "first"), (2, "second")])
-def test_an_interrupt_loses_neither_the_old_folder_nor_the_new_one(tmp_path, monkeypatch, moves, kept):
-    folder, done, replace = tmp_path / "a", [], os.replace
-    folder.mkdir()
-    (folder / "first").write_text("")
-
-    def interrupted(*paths):
-        replace(*paths)
-        done.append(paths)
-        if len(done) == moves:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt), in_place_of(folder) as new:
-        (new / "second").write_text("")
-    assert [path.name for path in folder.iterdir()] == [kept]
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
 def test_folders_that_cannot_be(tmp_path):
     check_folder(tmp_path / "new" / "and" / "newer")
     assert not (tmp_path / "new").exists()
