@@ -25,9 +25,8 @@ def accepted_run(kernels: ModuleType, k: int) -> Obligation:
     prefix_accepted = z3.And(z3.BoolVal(True), *[z3.Implies(i < n, matches[i] == 1) for i in range(k)])
     cannot_grow = z3.Or(n == limit, *[z3.And(n == i, matches[i] == 0) for i in range(k)])
     longest = z3.And(prefix_accepted, n <= limit, cannot_grow)
-    shown = {m.decl().name(): m for m in matches} | {"limit": limit, "n": n}
     name = f"accepted: the longest accepted prefix within the row's limit, {k} drafts"
-    return Obligation(name, given, (kernels.num_accepted(matches, limit) == n) == longest, shown)
+    return Obligation(name, given, (kernels.num_accepted(matches, limit) == n) == longest)
 
 
 def limits(kernels: ModuleType) -> list[Obligation]:
@@ -35,30 +34,22 @@ def limits(kernels: ModuleType) -> list[Obligation]:
     wished, remaining, accepted = z3.Ints("num_speculative_tokens remaining accepted")
     limit = kernels.draft_limit(wished, remaining)
     given = [wished >= 0, remaining >= 1]
-    shown = {"wished": wished, "remaining": remaining, "limit": limit}
     within = [accepted >= 0, accepted <= limit]
     return [
         Obligation(
             "budget: a row may always use between 0 and the wished number of drafts (INV-7)",
             given,
             z3.And(limit >= 0, limit <= wished),
-            shown,
         ),
         Obligation(
             "budget: whatever is accepted, the round fits the budget (INV-7)",
             [*given, *within],
             kernels.num_kept(accepted) <= remaining,
-            {**shown, "accepted": accepted},
         ),
         Obligation(
-            "budget: a draft that fits is not given up (INV-7)",
-            [*given, limit < wished],
-            limit + 1 == remaining,
-            shown,
+            "budget: a draft that fits is not given up (INV-7)", [*given, limit < wished], limit + 1 == remaining
         ),
-        Obligation(
-            "progress: a round keeps at least one token", [*given, *within], kernels.num_kept(accepted) >= 1, shown
-        ),
+        Obligation("progress: a round keeps at least one token", [*given, *within], kernels.num_kept(accepted) >= 1),
     ]
 
 
@@ -71,38 +62,25 @@ def one_token(kernels: ModuleType) -> list[Obligation]:
     accepts = kernels.accepts(u, p, q)
     both = kernels.overlap(p, q)
     rest = kernels.residual(p, q)
-    shown = {"p": p, "q": q, "u": u}
     return [
         Obligation(
-            "sampling: a draft is accepted exactly when u < min(1, p/q)",
-            [*mass, *draw],
-            accepts == (u < threshold),
-            shown,
+            "sampling: a draft is accepted exactly when u < min(1, p/q)", [*mass, *draw], accepts == (u < threshold)
         ),
-        Obligation("sampling: q · min(1, p/q) is the overlap min(p, q)", mass, q * threshold == both, shown),
+        Obligation("sampling: q · min(1, p/q) is the overlap min(p, q)", mass, q * threshold == both),
+        Obligation("sampling: a token without target mass is never accepted", [*mass, *draw, p == 0], z3.Not(accepts)),
         Obligation(
-            "sampling: a token without target mass is never accepted", [*mass, *draw, p == 0], z3.Not(accepts), shown
+            "sampling: a token with at least the draft's mass is always accepted", [*mass, *draw, p >= q], accepts
         ),
-        Obligation(
-            "sampling: a token with at least the draft's mass is always accepted",
-            [*mass, *draw, p >= q],
-            accepts,
-            shown,
-        ),
-        Obligation(
-            "sampling: overlap and residual add up to the target's mass", [p >= 0, q >= 0], both + rest == p, shown
-        ),
+        Obligation("sampling: overlap and residual add up to the target's mass", [p >= 0, q >= 0], both + rest == p),
         Obligation(
             "sampling: the overlap lies between 0 and either mass",
             [p >= 0, q >= 0],
             z3.And(both >= 0, both <= p, both <= q),
-            shown,
         ),
         Obligation(
             "sampling: the residual is not negative, and positive where the target has more",
             [p >= 0, q >= 0],
             z3.And(rest >= 0, (rest > 0) == (p > q)),
-            shown,
         ),
     ]
 
@@ -114,16 +92,14 @@ def one_token_law(kernels: ModuleType, size: int) -> list[Obligation]:
     given = [*(x >= 0 for x in p + q), z3.Sum(p) == 1, z3.Sum(q) == 1]
     overlap = z3.Sum([kernels.overlap(a, b) for a, b in zip(p, q, strict=True)])
     rest = [kernels.residual(a, b) for a, b in zip(p, q, strict=True)]
-    shown = {v.decl().name(): v for v in p + q}
     share = z3.Real("share")  # residual of token 0, normalised
     return [
         Obligation(
-            f"sampling: mass rejected is the residual's mass, {size} tokens", given, 1 - overlap == z3.Sum(rest), shown
+            f"sampling: mass rejected is the residual's mass, {size} tokens", given, 1 - overlap == z3.Sum(rest)
         ),
         Obligation(
             f"sampling: accepted or recovered, token 0 comes with the target's mass, {size} tokens",
             [*given, z3.Sum(rest) > 0, share * z3.Sum(rest) == rest[0]],
             kernels.overlap(p[0], q[0]) + (1 - overlap) * share == p[0],
-            shown,
         ),
     ]

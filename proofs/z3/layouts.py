@@ -5,6 +5,7 @@ are instances, at that very place, of the invariant that the round before has le
 """
 
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 
 import z3
@@ -27,6 +28,8 @@ def obligations(kernels: ModuleType) -> list[Obligation]:
 
 class LeftPadded:
     """The `realigned` and `rollback` layouts: a verify block at the common end, then realignment."""
+
+    _claim = staticmethod(partial(claim, "left-padded"))
 
     def __init__(self, kernels: ModuleType):
         self.kernels, self.before = kernels, store("before")
@@ -58,13 +61,11 @@ class LeftPadded:
                 kernels.left_padded_column(p, pads) == real_pads + p,
                 kernels.left_padded_position(real_pads + p, pads) == p,
             ),
-            position=p,
         )
         yield self._claim(
             "the verify block stands at positions seq_len - 1 … seq_len + k - 1 (INV-2)",
             [self.in_block],
             kernels.left_padded_position(self.query_column, pads) == ROW.seq_len - 1 + QUERY,
-            query=QUERY,
         )
 
     def visibility(self) -> Iterator[Obligation]:
@@ -76,21 +77,16 @@ class LeftPadded:
             "a query sees its row's positions up to its own and nothing else (INV-3)",
             given,
             sees == z3.And(position >= 0, position <= ROW.seq_len - 1 + t),
-            column=c,
-            query=t,
         )
         yield self._claim(
             "every real query sees itself (INV-3)",
             [self.in_block],
             kernels.visible_left_padded(self.query_column, self.query_column, self.pads),
-            query=t,
         )
         yield self._claim(
             "every visible column holds the token of the position it claims (INV-4)",
             [*given, sees, self.cached_before(c)],
             self.verified(c) == ROW.fed(position),
-            column=c,
-            query=t,
         )
 
     def realignment(self) -> Iterator[Obligation]:
@@ -101,18 +97,12 @@ class LeftPadded:
         source = kernels.realign_source(ROW.new_width - ROW.new_len + p, shift)
         cached_after = between(0, p, ROW.new_len - 1)
         yield self._claim(
-            "realignment gathers from written columns (INV-4)",
-            [cached_after],
-            between(0, source, ROW.width + ROW.k),
-            position=p,
-            source=source,
+            "realignment gathers from written columns (INV-4)", [cached_after], between(0, source, ROW.width + ROW.k)
         )
         yield self._claim(
             "after realignment every cached position holds its token (INV-4, INV-5)",
             [cached_after, self.cached_before(source)],
             self.verified(source) == ROW.committed(p),
-            position=p,
-            source=source,
         )
         rectangular = z3.And(new_pads >= 0, new_pads + ROW.new_len == ROW.new_width)
         yield self._claim("after realignment the rows are rectangular (INV-1)", [], rectangular)
@@ -120,15 +110,13 @@ class LeftPadded:
             "where every row keeps the same number of tokens nothing moves",
             [ROW.new_width == ROW.width + ROW.accepted + 1],
             z3.And(shift == 0, kernels.realign_source(c, shift) == c),
-            column=c,
         )
-
-    def _claim(self, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
-        return claim("left-padded", name, given, that, **shown)
 
 
 class Masked:
     """The `masked` layout: a slot knows its position or is dead. A block of any size is appended anywhere."""
+
+    _claim = staticmethod(partial(claim, "masked"))
 
     def __init__(self, kernels: ModuleType):
         self.kernels, self.before, self.claims = kernels, store("before"), store("claims")
@@ -182,28 +170,22 @@ class Masked:
             "a query sees the live slots up to its position (INV-3)",
             [claims(c) >= -1, t >= 0],
             self.kernels.visible_by_position(claims(c), t) == z3.And(claims(c) != -1, claims(c) <= t),
-            claimed=claims(c),
-            query=t,
         )
         yield self._claim(
             "no position is claimed twice after a block (INV-3)",
             [*self.given, unique_before, c != d, new_claims(c) >= 0],
             new_claims(c) != new_claims(d),
-            column=c,
-            other=d,
         )
         yield self._claim(
             "a block claims every position from the cached ones to its end (INV-3)",
             [*self.given, between(self.cached, p, self.first + self.size)],
             new_claims(self.start + p - self.first) == p,
-            position=p,
         )
         fresh_or_dead = z3.Or(new_claims(c) == -1, new_claims(c) >= self.cached)
         yield self._claim(
             "a slot outside the block keeps its claim, and the block claims nothing cached (INV-3)",
             self.given,
             z3.If(self.in_block(c), fresh_or_dead, new_claims(c) == claims(c)),
-            column=c,
         )
 
     def tokens(self) -> Iterator[Obligation]:
@@ -214,20 +196,16 @@ class Masked:
             "every visible slot holds the token of the position it claims (INV-4)",
             [*self.given, fits, self.kernels.visible_by_position(new_claims(c), t)],
             self.new_store(c) == ROW.fed(new_claims(c)),
-            column=c,
-            query=t,
         )
         yield self._claim(
             "after the commit a slot is live exactly when its token was kept (INV-4, INV-5)",
             self.given,
             z3.And(z3.Implies(kept, killed(c) == new_claims(c)), z3.Implies(z3.Not(kept), killed(c) == -1)),
-            column=c,
         )
         yield self._claim(
             "a kept slot holds the committed token of its position (INV-4)",
             [*self.given, fits, killed(c) >= 0],
             self.new_store(c) == ROW.committed(killed(c)),
-            column=c,
         )
 
     def compaction(self) -> Iterator[Obligation]:
@@ -239,24 +217,18 @@ class Masked:
             "compaction gives the last columns to the cached positions, in order, and kills the rest (INV-2, INV-3)",
             [between(0, c, longest), between(0, cached, longest + 1)],
             compacted == z3.If(c >= longest - cached, c - (longest - cached), -1),
-            column=c,
-            longest=longest,
         )
         yield self._claim(
             "columns beyond a compacted batch are dead (INV-3)",
             [c >= longest, between(0, cached, longest + 1)],
             compacted == -1,
-            column=c,
-            longest=longest,
         )
-
-    def _claim(self, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
-        names = {"cached": self.cached, "start": self.start, "first": self.first, "size": self.size}
-        return claim("masked", name, given, that, **names | shown)
 
 
 class Inplace:
     """The `inplace` layout: position p in column p, rejected slots overwritten before they are visible."""
+
+    _claim = staticmethod(partial(claim, "inplace"))
 
     def __init__(self, kernels: ModuleType):
         self.kernels, self.before = kernels, store("before")
@@ -275,15 +247,11 @@ class Inplace:
             "a query sees the columns up to its position (INV-3)",
             [self.in_block, c >= 0],
             self.sees == (c <= ROW.seq_len - 1 + t),
-            column=c,
-            query=t,
         )
         yield self._claim(
             "no stale entry is visible: what a query sees was cached or has just been written (INV-3)",
             [self.in_block, self.sees],
             z3.Or(between(0, c, ROW.seq_len - 1), between(ROW.seq_len - 1, c, ROW.seq_len + ROW.k)),
-            column=c,
-            query=t,
         )
 
     def tokens(self) -> Iterator[Obligation]:
@@ -294,23 +262,15 @@ class Inplace:
             "every visible column holds its position's token (INV-4)",
             [self.in_block, self.sees, cached_before],
             self.verified(c) == ROW.fed(c),
-            column=c,
-            query=t,
         )
         yield self._claim(
             "with nothing moved, what the last cached position sees is the text after the round (INV-4, INV-5)",
             [c >= 0, self.kernels.visible_by_position(c, ROW.new_len - 2), cached_before],
             self.verified(c) == ROW.committed(c),
-            column=c,
         )
         visible = self.kernels.visible_by_position(c, p)
         yield self._claim(
             "rejected entries stand where the next block writes or beyond every query of it (INV-4)",
             [c >= ROW.new_len - 1, between(0, p, ROW.new_len + t), t >= 0, visible],
             between(ROW.new_len - 1, c, ROW.new_len + t),
-            column=c,
-            position=p,
         )
-
-    def _claim(self, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
-        return claim("inplace", name, given, that, **shown)

@@ -32,14 +32,11 @@ def draft_cache(kernels: ModuleType) -> list[Obligation]:
             "the draft lags by 2 after a full acceptance, else by 1 (INV-6)",
             [drafted],
             lag == z3.If(row.accepted == row.k, z3.IntVal(2), z3.IntVal(1)),
-            lag=lag,
         ),
         about(
             "what the draft keeps is right: its entries are the committed tokens (INV-6)",
             [drafted, between(1, old_lag, 3), old_cached, between(0, c, cached)],
             fed == row.committed(c),
-            column=c,
-            old_lag=old_lag,
         ),
         about(
             "a row cut short by a stop or by the batch minimum lags by 1 (INV-6)",
@@ -49,6 +46,5 @@ def draft_cache(kernels: ModuleType) -> list[Obligation]:
                 kernels.draft_cached_after(row.seq_len, row.k, row.seq_len + z3.Int("committed")),
             )
             == 1,
-            committed=z3.Int("committed"),
         ),
     ]

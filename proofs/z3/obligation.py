@@ -1,6 +1,6 @@
 """One claim about the kernels, and how two solvers judge it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import cvc5
@@ -13,19 +13,17 @@ TIMEOUT_MS = 60_000  # by the clock: a machine that is busy with other work answ
 
 @dataclass(frozen=True)
 class Obligation:
-    """`claim` follows from `given`. `shown` names the terms that a counterexample prints.
+    """`claim` follows from `given`.
 
     Attributes:
         name: what is claimed, in a few words, with its register id.
         given: hypotheses; they must be satisfiable, or the claim is vacuous.
         claim: what must hold.
-        shown: label → term, for traces.
     """
 
     name: str
     given: Sequence[z3.BoolRef]
     claim: z3.BoolRef
-    shown: dict[str, z3.ExprRef]
 
 
 def prove(obligation: Obligation, second_opinion: bool = True) -> Verdict:
@@ -35,7 +33,7 @@ def prove(obligation: Obligation, second_opinion: bool = True) -> Verdict:
     query = [*obligation.given, z3.Not(obligation.claim)]
     answer, solver = _z3(query)
     if answer != z3.unsat:
-        return Verdict(obligation.name, False, f"z3: {answer} {_trace(obligation, solver, answer)}")
+        return Verdict(obligation.name, False, f"z3: {answer} {_trace(solver, answer)}")
     if second_opinion and (other := _cvc5(solver.to_smt2())) != "unsat":
         return Verdict(obligation.name, False, f"cvc5: {other}")
     return Verdict(obligation.name, True)
@@ -48,14 +46,14 @@ def refute(obligation: Obligation) -> Verdict:
         return Verdict(obligation.name, False, f"no counterexample: {answer}")
     if (other := _cvc5(solver.to_smt2())) != "sat":
         return Verdict(obligation.name, False, f"cvc5: {other}")
-    return Verdict(obligation.name, True, _trace(obligation, solver, answer))
+    return Verdict(obligation.name, True, _trace(solver, answer))
 
 
-def run_all(obligations: Sequence[Obligation], judge: Callable[[Obligation], Verdict]) -> list[Verdict]:
+def run_all(obligations: Sequence[Obligation], judge: Callable[[Obligation], Verdict]) -> Iterator[Verdict]:
     """Judge each; two obligations of one name would hide one another."""
     names = [o.name for o in obligations]
     assert len(set(names)) == len(names), "names must be distinct"
-    return [judge(o) for o in obligations]
+    return map(judge, obligations)
 
 
 def _z3(query: Sequence[z3.BoolRef]) -> tuple[z3.CheckSatResult, z3.Solver]:
@@ -78,8 +76,9 @@ def _cvc5(smt2: str) -> str:
     return answer.strip()
 
 
-def _trace(obligation: Obligation, solver: z3.Solver, answer: z3.CheckSatResult) -> str:
+def _trace(solver: z3.Solver, answer: z3.CheckSatResult) -> str:
     if answer != z3.sat:
         return ""
     model = solver.model()
-    return ", ".join(f"{k} = {model.eval(v, model_completion=True)}" for k, v in obligation.shown.items())
+    numbers = sorted((f"{name}", f"{model[name]}") for name in model.decls() if name.arity() == 0)
+    return ", ".join(f"{name} = {value}" for name, value in numbers)

@@ -19,7 +19,6 @@ LENGTHS = [z3.Int(f"length_{i}") for i in range(ROWS)]
 KEPT = [z3.Int(f"kept_{i}") for i in range(ROWS)]
 SPAN = z3.Int("span")
 GIVEN = [*(n >= 1 for n in LENGTHS), *(kept >= 1 for kept in KEPT), *(kept <= SPAN for kept in KEPT), SPAN >= 1]
-SHOWN = {str(term): term for term in (*LENGTHS, *KEPT, SPAN)}
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,8 @@ def loaded_anew(make: Callable[[], Any]) -> Obligation:
 def _covers(name: str, paths: list[Path[Rounds]]) -> Obligation:
     """No length is left out."""
     ways = z3.Or(*(path.taken for path in paths))
-    return Obligation(f"placement, {name}: the {len(paths)} ways through the code are all", GIVEN, ways, SHOWN)
+    return Obligation(f"placement, {name}: the {len(paths)} ways through the code are all", GIVEN, ways)
 
 
 def _claim(name: str, paths: list[Path[Rounds]], holds: Callable[[Rounds], Any]) -> Obligation:
-    return Obligation(f"placement, {name}", GIVEN, z3.And(*(path.implies(holds(path.result)) for path in paths)), SHOWN)
+    return Obligation(f"placement, {name}", GIVEN, z3.And(*(path.implies(holds(path.result)) for path in paths)))

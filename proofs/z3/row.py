@@ -56,16 +56,6 @@ class Row:
             self.new_width >= self.new_len,
         ]
 
-    @property
-    def shown(self) -> dict[str, z3.ExprRef]:
-        """What a counterexample prints."""
-        return {
-            "seq_len": self.seq_len,
-            "width": self.width,
-            "k": self.k,
-            "accepted": self.accepted,
-        }
-
     def fed(self, position: z3.ArithRef) -> z3.ArithRef:
         """Token at a position of the text that the round's forward pass works on."""
         return z3.If(position < self.seq_len, self.text(position), self.drafts(position))
@@ -89,6 +79,6 @@ def between(low: z3.ArithRef | int, value: z3.ArithRef, high: z3.ArithRef | int)
     return z3.And(low <= value, value < high)
 
 
-def claim(layout: str, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
+def claim(layout: str, name: str, given: list, that: z3.BoolRef) -> Obligation:
     """One claim about the row."""
-    return Obligation(f"{layout}: {name}", [*ROW.lengths, *given], that, {**ROW.shown, **shown})
+    return Obligation(f"{layout}: {name}", [*ROW.lengths, *given], that)

@@ -28,12 +28,10 @@ def deepest(kernels: ModuleType, k: int) -> Obligation:
     depths = list(enumerate(matches, start=1))
     passes = z3.Or(n == 0, *[z3.And(n == i, m == 1) for i, m in depths])
     none_deeper = z3.And(z3.BoolVal(True), *[z3.Implies(z3.And(i > n, i <= limit), m == 0) for i, m in depths])
-    shown = {m.decl().name(): m for m in matches} | {"limit": limit, "n": n}
     return Obligation(
         f"block: the deepest draft within the row's limit whose test passes, {k} drafts",
         given,
         (kernels.last_accepted(matches, limit) == n) == z3.And(passes, none_deeper, n <= limit),
-        shown,
     )
 
 
@@ -45,31 +43,24 @@ def survival(kernels: ModuleType) -> list[Obligation]:
     deeper = mass - rest  # probability that a deeper test passes: what the drafts take of the target's mass
     longer = kernels.block_mass(mass, p, q)
     chain = [mass <= 1, tested >= 0, tested <= mass, p >= 0, p <= 1, q > 0, q <= 1]
-    shown = {"P": mass, "rest": rest, "h": passes}
     return [
         Obligation(
-            "block: the test of a draft is a probability",
-            [*given, rest <= mass],
-            z3.And(passes >= 0, passes <= 1),
-            shown,
+            "block: the test of a draft is a probability", [*given, rest <= mass], z3.And(passes >= 0, passes <= 1)
         ),
         Obligation(
             "block: a prefix survives with its mass, by its own test or a deeper one",
             [*given, rest <= mass],
             1 - (1 - passes) * (1 - deeper) == mass,
-            shown,
         ),
         Obligation(
             "block: the last draft passes with its mass, as its row drafts nothing more",
             [*given, rest == mass],
             passes == mass,
-            shown,
         ),
         Obligation(
             "block: a prefix survives no less often than if each draft were tested alone",
             chain,
             z3.And(q * longer >= tested * kernels.overlap(p, q), longer >= 0, longer <= 1),
-            {"P": mass, "tested": tested, "p": p, "q": q},
         ),
     ]
 
@@ -82,18 +73,15 @@ def next_token(kernels: ModuleType, size: int) -> list[Obligation]:
     given = [mass >= 0, mass <= 1, *(x >= 0 for x in p), *(x > 0 for x in q), z3.Sum(p) == 1, z3.Sum(q) == 1]
     drafted = [b * kernels.block_mass(mass, a, b) for a, b in zip(p, q, strict=True)]
     rest = [kernels.residual(mass * a, b) for a, b in zip(p, q, strict=True)]
-    shown = {"P": mass} | {v.decl().name(): v for v in p + q}
     return [
         Obligation(
             f"block: drafted and surviving, or drawn from the rest, token 0 has its share of P, {size} tokens",
             given,
             drafted[0] + rest[0] == mass * p[0],
-            shown,
         ),
         Obligation(
             f"block: the rest is what the drafts do not take, {size} tokens",
             given,
             z3.And(z3.Sum(rest) == mass - z3.Sum(drafted), z3.Sum(rest) >= 0, z3.Sum(rest) <= mass),
-            shown,
         ),
     ]

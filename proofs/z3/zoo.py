@@ -55,7 +55,7 @@ def judge(name: str, injected: AbstractContextManager) -> Verdict:
 
 
 def about_kernels() -> Verdict:
-    """RunLimits that every claim is another one when all kernels may answer anything."""
+    """Demand that every claim is another one when all kernels may answer anything."""
     anything = SimpleNamespace(**{name: _anything(f) for name, f in vars(kernels).items() if isfunction(f)})
     both = zip(claims.obligations(kernels), claims.obligations(anything), strict=True)
     without = [claim.name for claim, other in both if _same(claim, other)]
