@@ -53,7 +53,7 @@ nightly: proofs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m nightly
 	CHECK_SHAPES=1 $(PYTEST) tests/engine tests/statistical tests/conformance
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.laws long
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.stages laws-long
 	proofs/coq/check.sh .work/coq && proofs/coq/recheck.sh .work/coq all
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.replay .work/coq/replay 10000
 	OMP_NUM_THREADS=1 $(BIN)/python tools/planted.py

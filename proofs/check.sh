@@ -4,7 +4,7 @@
 #   proofs/check.sh --pip-only   Z3, cvc5 and enumeration; needs no Coq and no Spin
 set -uo pipefail
 cd "$(dirname "$0")/.."
-all_claims=772  # of all stages
+all_claims=774  # of all stages
 case "$*" in
   "") pip_only=0 ;;
   --pip-only) pip_only=1 ;;
@@ -36,19 +36,19 @@ stage() {
 }
 
 python_stages() {
-  stage z3 "$python" -m proofs.z3 claims
-  stage z3-faults "$python" -m proofs.z3 faults
-  stage schedulers "$python" -m proofs.conformance.search
-  stage laws "$python" -m proofs.conformance.laws
-  stage reach "$python" -m proofs.conformance.reach
+  stage z3 "$python" -m proofs.stages z3
+  stage z3-faults "$python" -m proofs.stages z3-faults
+  stage schedulers "$python" -m proofs.stages schedulers
+  stage laws "$python" -m proofs.stages laws
+  stage reach "$python" -m proofs.stages reach
   if [ "$pip_only" = 1 ]; then
-    stage runs "$python" -m proofs.conformance.runs
+    stage runs "$python" -m proofs.stages runs
   else
     until [ -f "$log/coq.status" ]; do sleep 1; done
-    stage traces "$python" -m proofs.conformance.traces "$log/coq/check_trace"
-    stage replay "$python" -m proofs.conformance.replay "$log/coq/replay"
-    stage books "$python" -m proofs.conformance.books "$log/coq/replay_blocks"
-    stage drift "$python" -m proofs.conformance.drift "$log/coq/formulas"
+    stage traces "$python" -m proofs.stages traces "$log/coq/check_trace"
+    stage replay "$python" -m proofs.stages replay "$log/coq/replay"
+    stage books "$python" -m proofs.stages books "$log/coq/replay_blocks"
+    stage drift "$python" -m proofs.stages drift "$log/coq/formulas"
   fi
 }
 
@@ -84,7 +84,7 @@ stage register "$python" -m proofs.register "$log"
 claims=0 failures=0
 for name in "${stages[@]}"; do
   read -r status seconds < "$log/$name.status"
-  summary=$(grep -E '^[a-z0-9 ]+: [0-9]+ claims checked, [0-9]+ failed$' "$log/$name.out" | tail -1)
+  summary=$(grep -E '^[a-z0-9-]+: [0-9]+ claims checked, [0-9]+ failed$' "$log/$name.out" | tail -1)
   echo "== $name (${seconds} s)"
   cat "$log/$name.out"
   counted=$(sed -nE 's/.*: ([0-9]+) claims.*/\1/p' <<< "$summary")

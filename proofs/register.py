@@ -1,19 +1,21 @@
 """``python -m proofs.register [LOGS]``: write the register of README.md from register.toml.
 
-Also which faults of the engine's zoo are given to which stage. With LOGS, a folder of what stages have printed, each in
-NAME.out: whether every claim that the register names has been made there, and held.
+Also which faults of the engine's zoo are given to which stage, and who must see how many planted errors. With LOGS, a
+folder of what stages have printed, each in NAME.out: whether every claim that the register names has been made there,
+and held.
 """
 
 import importlib
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from proofs.conformance import books, laws, reach, renamed, scheduler_faults
-from proofs.report import Verdict, report
+from proofs.report import EXPECTED, Verdict, report
 from refimpl.core import kernels
 from refimpl.core.files import write_whole
 from refimpl.core.invariants import STATEMENTS
@@ -25,7 +27,6 @@ HEAD = [
     "id", "statement", "theorem", "solver and search", "run-time check", "test", "counterexample", "assumptions",
     "not covered",
 ]  # fmt: skip
-EXPECTED = "expected failure"  # so begins what a stage says of a wrong variant
 ISSUES = "https://github.com/{}/issues/{}"
 
 
@@ -173,10 +174,20 @@ def faults() -> str:
     )
 
 
+def planted() -> str:
+    """Who must see how many of the planted errors."""
+    by_file = tomllib.loads((HERE.parent / "tools" / "planted.toml").read_text())
+    errors = [error for some in by_file.values() for error in some]
+    witnesses = Counter(stage for error in errors for stage in error.get("seen_by", ()))
+    counts = ", ".join(f"{number} by {stage}" for stage, number in sorted(witnesses.items()))
+    tests = sum("tests" in error for error in errors)
+    return f"Of the {len(errors)} planted errors, {tests} must be seen by tests, {counts}."
+
+
 def page(register: list[Entry]) -> str:
     """README.md with the table and the counts of today."""
     text = README.read_text()
-    for name, content in (("register", table(register)), ("faults", faults())):
+    for name, content in (("register", table(register)), ("faults", faults()), ("planted", planted())):
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         text = text[: text.index(begin) + len(begin)] + f"{content}\n" + text[text.index(end) :]
     return text

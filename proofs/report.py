@@ -1,11 +1,15 @@
 """How every stage reports: one line a claim, and a last line that the driver adds up."""
 
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # What a run of the engine may raise because it is wrong; an InvariantViolation is a RuntimeError. Anything else says
 # that a stage does not fit the code: it ends the stage.
 FINDINGS = (IndexError, RuntimeError)
+
+
+EXPECTED = "expected failure"  # so begins what a stage says of a wrong variant
 
 
 class FoundError(RuntimeError):
@@ -23,6 +27,19 @@ class Verdict:
     ok: bool
     detail: str = ""
     raised: bool = False
+
+
+def ask(program: str, cases: Sequence[Sequence[str]]) -> list[str]:
+    """What a program that is extracted from Coq answers to each case, given as lines.
+
+    Raises:
+        RuntimeError: it has not answered each.
+    """
+    text = "".join(f"{line}\n" for lines in cases for line in lines)
+    answers = subprocess.run([program], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+    if len(answers) != len(cases):
+        raise RuntimeError(f"{len(answers)} answers to {len(cases)} cases")
+    return answers
 
 
 def ended_by(error: Exception, name: str) -> Verdict:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from mutants import ROOT, Mutant
+from mutants import ROOT
 
 sys.path.insert(0, str(ROOT))  # the code of this very checkout, wherever the package is installed from
 
@@ -76,11 +76,28 @@ class LineTracer:
         self.traces.append(Trace(item.nodeid, round(time.process_time() - begun, 3), lines))
 
 
-class Ordered:
-    """Pytest plugin: runs the tests in the order given, each within its processor time; tells the first to fail."""
+class FirstFailure:
+    """Pytest plugin: remembers the first test that fails."""
+
+    failed = ""
+
+    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        """Run the test as usual."""
+        yield
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note a failure of set-up, call or tear-down."""
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    pytest_collectreport = pytest_runtest_logreport  # a test file that cannot be loaded
+
+
+class Ordered(FirstFailure):
+    """Runs the tests in the order given, each within its processor time."""
 
     def __init__(self, limits: dict[str, float]):
-        self.limits, self.failed = limits, ""
+        self.limits = limits
         self.rank = {test: i for i, test in enumerate(limits)}
 
     @property
@@ -98,33 +115,31 @@ class Ordered:
         yield
         signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Remember the first failure."""
-        if report.failed and not self.failed:
-            self.failed = report.nodeid
 
-    pytest_collectreport = pytest_runtest_logreport  # a test file that cannot be loaded
-
-
-class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+class AlteredFile(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Loads one module from a text instead of its file."""
 
-    def __init__(self, mutant: Mutant):
-        self.mutant = mutant
-        self.module = mutant.file.removesuffix(".py").replace("/", ".")
+    def __init__(self, file: str, source: str):
+        self.file, self.source = file, source
+        self.module = file.removesuffix(".py").replace("/", ".")
+
+    def plant(self) -> None:
+        """From now on this process imports the text; at once, so that an error of the import is told from a test's."""
+        sys.meta_path.insert(0, self)
+        importlib.import_module(self.module)
 
     def find_spec(self, name: str, path: object, target: object = None) -> object:
-        """Answer for the mutated module only."""
+        """Answer for the altered module only."""
         if name != self.module:
             return None
-        return importlib.util.spec_from_file_location(name, ROOT / self.mutant.file, loader=self)
+        return importlib.util.spec_from_file_location(name, ROOT / self.file, loader=self)
 
     def get_source(self, name: str) -> str:
-        """Give the mutated text."""
-        return self.mutant.source
+        """Give the altered text."""
+        return self.source
 
     def loaded(self) -> bool:
-        """Whether the tests got the mutant."""
+        """Whether the tests got it."""
         module = sys.modules.get(self.module)
         return module is not None and module.__loader__ is self
 

@@ -1,43 +1,37 @@
 """Mutation testing of the engine's core: change one operator, constant or call at a time, and see which test notices.
 
-    python tools/mutate.py --chunk 50                judge the next 50 mutants; run again to go on
-    python tools/mutate.py --jobs 2                  judge all, two at a time
-    python tools/mutate.py --again                   judge the survivors anew, after tests were added
-    python tools/mutate.py --report                  write docs/results/mutation.json and docs/mutation.md
-    python tools/mutate.py --stale                   count what was judged in files that have changed since
+    python tools/mutate.py FILE …      judge the mutants of these files, or of all; run again to go on
+    python tools/mutate.py --jobs 2    two at a time
+    python tools/mutate.py --again     judge the survivors anew, after tests were added
+    python tools/mutate.py --report    write docs/results/mutation.json and docs/mutation.md
 
-Outcomes are appended to a log as they come, so a run that was killed goes on where it was; those of files that have not
-changed since the last report are not judged again. Files take turns, each in a random order of fixed seed, so any
-number of judged mutants is a sample of all.
+Outcomes are appended to a log as they come, so a run that was killed goes on where it was. Files that have not changed
+since the last report are not judged again.
 
 Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then judged
 by the tests that execute the changed statement until one fails or they have taken so long on the healthy code
-(``--enough``): half of the time the quickest, then each test once before any comes again with other parameters. More
-would kill some that count as survivors. Third-party packages are imported once; each mutant runs in a forked child that
-loads the mutated text instead of the file, so nothing on disk changes. A mutant is *killed* when a test fails, or takes
-far more processor time than it should.
+(`ENOUGH_S`): half of the time the quickest, then each test once before any comes again with other parameters. More
+tests would kill more mutants, so the share of the killed is a lower bound. Each mutant gets a forked child that loads
+the mutated text instead of the file; nothing on disk changes.
 """
 
 import argparse
-import importlib
 import json
 import multiprocessing
 import os
-import random
 import resource
 import signal
 import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from typing import Any
 
-from mutant_runs import LineTracer, MutantFinder, Ordered, Trace, in_child, preload, run_pytest
+from mutant_runs import AlteredFile, LineTracer, Ordered, Trace, in_child, preload, run_pytest
 from mutants import ROOT, Mutant, digest, mutants_of
-from mutation_report import DATA, reported, told_stale, write_report
+from mutation_report import read_report, survivors, write_report
 
 FILES = [
     "refimpl/core/kernels.py",
@@ -57,20 +51,11 @@ FILES = [
     ),
 ]
 TESTS = [
-    "unit/test_arrivals.py",
-    "unit/test_budgets.py",
-    "unit/test_drafters.py",
-    "unit/test_drafting_product.py",
-    "unit/test_forced.py",
-    "unit/test_head.py",
-    "unit/test_kernels.py",
-    "unit/test_memory.py",
-    "unit/test_overlapped.py",
-    "unit/test_packed.py",
-    "unit/test_pool_sizes.py",
-    "unit/test_shape_stable.py",
-    "unit/test_varlen.py",
-    "unit/test_varlen_runs.py",
+    "engine/core",
+    "engine/decoding",
+    "engine/models",
+    "engine/placement",
+    "engine/bench/test_forced.py",
     "stateful",
     "property",
     "statistical",
@@ -95,17 +80,6 @@ class Outcome:
     by: str
     tests: int
     seconds: float
-    commit: str
-
-    def as_row(self) -> dict[str, Any]:
-        """Entry of the report; seconds are of one machine, and stay in the log."""
-        row = {"mutant": self.key, "fate": self.fate, "by": self.by, "tests": self.tests}
-        return row | {"file": self.digest, "commit": self.commit}
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Outcome":
-        """Read an entry of the report."""
-        return cls(row["mutant"], row["file"], row["fate"], row["by"], row["tests"], 0.0, row["commit"])
 
 
 # --- judging -----------------------------------------------------------------------------------------------------
@@ -125,7 +99,7 @@ def trace_tests(files: list[str]) -> list[Trace]:
     return [Trace(**trace) for trace in found["traces"] if trace["test"] not in found["failed"]]
 
 
-def tests_of(mutant: Mutant, traces: list[Trace], enough_s: float) -> dict[str, float]:
+def tests_of(mutant: Mutant, traces: list[Trace]) -> dict[str, float]:
     """Tests that execute the changed statement, with their limits in seconds.
 
     What runs at import concerns every test: a constant may be read where no line of its file is executed. Tests that
@@ -139,8 +113,8 @@ def tests_of(mutant: Mutant, traces: list[Trace], enough_s: float) -> dict[str, 
     by_time = sorted(traces, key=attrgetter("seconds"))
     near = [trace for trace in by_time if mutant.file in trace.lines and executes(trace)]
     far = [trace for trace in by_time if mutant.at_import and mutant.file not in trace.lines]
-    quickest = in_time(near, enough_s / 2)
-    chosen = quickest + in_time(far, enough_s / 2) + in_time(in_variety(near[len(quickest) :]), enough_s / 2)
+    quickest = in_time(near, ENOUGH_S / 2)
+    chosen = quickest + in_time(far, ENOUGH_S / 2) + in_time(in_variety(near[len(quickest) :]), ENOUGH_S / 2)
     return {trace.test: TEST_LIMIT_S + SLOWER_THAN_HEALTHY * trace.seconds for trace in chosen}
 
 
@@ -160,18 +134,17 @@ def in_time(traces: list[Trace], enough_s: float) -> list[Trace]:
     return [trace for trace, spent_s in zip(traces, before, strict=False) if spent_s < enough_s]
 
 
-def judge(mutant: Mutant, traces: list[Trace], commit: str, enough_s: float) -> Outcome:
+def judge(mutant: Mutant, traces: list[Trace]) -> Outcome:
     """Run the tests that concern a mutant until one fails."""
     begun = time.perf_counter()
-    limits = tests_of(mutant, traces, enough_s)
+    limits = tests_of(mutant, traces)
+    altered = AlteredFile(mutant.file, mutant.source)
 
     def work() -> tuple[int, Any]:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-        finder = MutantFinder(mutant)
-        sys.meta_path.insert(0, finder)
         os.chdir(ROOT)
         try:
-            importlib.import_module(finder.module)
+            altered.plant()
         except Exception:
             return 1, "import"
         ranked = list(limits.items())
@@ -180,78 +153,60 @@ def judge(mutant: Mutant, traces: list[Trace], commit: str, enough_s: float) -> 
             status = run_pytest(["-x", *plugin.files], plugin)
             if status not in (0, NO_TESTS):
                 return status, plugin.failed
-        return (0 if finder.loaded() else NOT_LOADED), ""
+        return (0 if altered.loaded() else NOT_LOADED), ""
 
     status, failed = in_child(work) if limits else (0, "")
     if status == NOT_LOADED or (status > 0 and not failed):
         raise SystemExit(f"the tests did not run on the mutant {mutant.key}: status {status}")
     fate = "timeout" if status == -signal.SIGPROF else "killed" if status else "survived" if limits else "not run"
     seconds = round(time.perf_counter() - begun, 1)
-    return Outcome(mutant.key, digest(mutant.file), fate, failed or "", len(limits), seconds, commit)
+    return Outcome(mutant.key, digest(mutant.file), fate, failed or "", len(limits), seconds)
 
 
 # --- the log -----------------------------------------------------------------------------------------------------
 
 
-def in_turns(mutants: list[Mutant], seed: int) -> list[Mutant]:
-    """One mutant of each file after the other, in random order within a file."""
-    by_file: dict[str, list[Mutant]] = {}
-    for mutant in mutants:
-        by_file.setdefault(mutant.file, []).append(mutant)
-    for file, members in by_file.items():
-        random.Random(f"{seed}:{file}").shuffle(members)
-    return [mutant for turn in zip_longest(*by_file.values()) for mutant in turn if mutant]
-
-
-def read_log(path: Path, mutants: list[Mutant]) -> dict[str, Outcome]:
-    """Latest outcome of each mutant of the files as they are now: of the log, else of the last report."""
-    digests = {file: digest(file) for file in {mutant.file for mutant in mutants}}
-    keys = {mutant.key: digests[mutant.file] for mutant in mutants}
-    lines = path.read_text().splitlines() if path.exists() else []
-    outcomes = [*map(Outcome.from_row, reported()), *(Outcome(**json.loads(line)) for line in lines)]
-    return {o.key: o for o in outcomes if keys.get(o.key) == o.digest}
+def fates(mutants: list[Mutant]) -> dict[str, str]:
+    """Latest fate of each mutant of the files as they are now: of the log, else of the last report."""
+    report, digests = read_report(), {file: digest(file) for file in {mutant.file for mutant in mutants}}
+    told = {file for file, entry in report["files"].items() if entry["digest"] == digests.get(file)}
+    left = survivors(report)
+    found = {m.key: "survived" if m.key in left else "killed" for m in mutants if m.file in told}
+    lines = LOG.read_text().splitlines() if LOG.exists() else []
+    logged = [Outcome(**json.loads(line)) for line in lines]
+    return found | {o.key: o.fate for o in logged if digests.get(o.key.partition(":")[0]) == o.digest}
 
 
 def main() -> None:
     """Judge mutants, or report on what was judged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=FILES)
-    parser.add_argument("--chunk", type=int, help="judge at most so many mutants in this run")
     parser.add_argument("--jobs", type=int, default=1, help="judge so many mutants at a time")
-    parser.add_argument("--enough", type=float, default=ENOUGH_S, help="seconds of tests that a survivor has passed")
     parser.add_argument("--again", action="store_true", help="judge the survivors anew")
-    parser.add_argument("--report", action="store_true", help="write the results from the log")
-    parser.add_argument("--stale", action="store_true", help="count outcomes of files that have changed since")
-    parser.add_argument("--seed", type=int, default=0, help="order of the mutants")
-    parser.add_argument("--log", type=Path, default=LOG)
+    parser.add_argument("--report", action="store_true", help="write the results of files that are judged")
     arguments = parser.parse_args()
-    if arguments.stale:
-        print(told_stale(json.loads(DATA.read_text())))
-        return
-    mutants = in_turns([m for file in arguments.files for m in mutants_of(file)], arguments.seed)
-    judged = read_log(arguments.log, mutants)
+    mutants = [mutant for file in arguments.files for mutant in mutants_of(file)]
+    judged = fates(mutants)
     if arguments.report:
-        write_report(mutants, judged, origin(), arguments.seed)
+        write_report(FILES, mutants, judged, origin())
         return
-    survived = [m for m in mutants if m.key in judged and judged[m.key].fate in ("survived", "not run")]
-    pending = survived if arguments.again else [m for m in mutants if m.key not in judged]
-    judge_all(pending[: arguments.chunk], arguments.log, arguments.jobs, arguments.enough)
-    print(f"{len(mutants)} mutants, {len(read_log(arguments.log, mutants))} of them judged", flush=True)
+    survived = [m for m in mutants if judged.get(m.key) in ("survived", "not run")]
+    judge_all(survived if arguments.again else [m for m in mutants if m.key not in judged], arguments.jobs)
+    print(f"{len(mutants)} mutants, {len(fates(mutants))} of them judged", flush=True)
 
 
-def judge_all(pending: list[Mutant], log: Path, jobs: int, enough_s: float) -> None:
+def judge_all(pending: list[Mutant], jobs: int) -> None:
     """Judge mutants, so many at a time, and append the outcomes to the log."""
     if not pending:
         return
     preload()
-    commit = current_commit()
-    log.parent.mkdir(exist_ok=True)
-    traces = remembered_traces(log.with_suffix(f".{commit}.traces.json"))
+    LOG.parent.mkdir(exist_ok=True)
+    traces = remembered_traces()
 
     def work(mutants: list[Mutant]) -> None:
         for mutant in mutants:
-            outcome = judge(mutant, traces, commit, enough_s)
-            with log.open("a") as file:
+            outcome = judge(mutant, traces)
+            with LOG.open("a") as file:
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
             print(f"{outcome.fate:9} {outcome.seconds:6.1f} s  {outcome.key}  {outcome.by}", flush=True)
 
@@ -265,19 +220,15 @@ def judge_all(pending: list[Mutant], log: Path, jobs: int, enough_s: float) -> N
         raise SystemExit(1)
 
 
-def remembered_traces(path: Path) -> list[Trace]:
+def remembered_traces() -> list[Trace]:
     """What the tests execute, measured once a commit."""
+    path = LOG.with_suffix(f".{origin()['commit']}.traces.json")
     if path.exists():
         return [Trace(**trace) for trace in json.loads(path.read_text())]
     traces = trace_tests(FILES)
     print(f"{len(traces)} tests, {sum(t.seconds for t in traces):.0f} s of processor time", flush=True)
     path.write_text(json.dumps([asdict(trace) for trace in traces]))
     return traces
-
-
-def current_commit() -> str:
-    """Commit of the checkout, as all measured files name it."""
-    return origin()["commit"]
 
 
 def origin() -> dict[str, Any]:

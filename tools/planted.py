@@ -1,108 +1,95 @@
-"""Plant the errors of planted.toml into engine and simulator, one at a time, and see the tests named there turn red.
+"""Plant the errors of planted.toml into engine and simulator, one at a time: do those who must see an error see it?
 
-    python tools/planted.py            all of them; exit status 1 unless every one is rejected
+    python tools/planted.py            all of them; exit status 1 unless each is seen by each that is named there
     python tools/planted.py seed stop  those whose name holds one of these words
 
-Every test runs on the code as it is first, and must pass. Each error then gets a forked child that loads the altered
-text instead of the file, as in tools/mutate.py, so nothing on disk changes.
+Every test runs on the code as it is first, and must pass; the stages of the proofs do so in proofs/check.sh. Each error
+then gets a forked child that loads the altered text instead of the file, so nothing on disk changes.
 """
 
 import argparse
-import importlib
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mutant_runs import MutantFinder, in_child, preload, run_pytest
-from mutants import ROOT, Mutant
+from mutant_runs import AlteredFile, FirstFailure, in_child, preload, run_pytest
+from mutants import ROOT
 
 LIST = Path(__file__).with_suffix(".toml")
-PACKAGES = ("refimpl", "simulator")
+STAGES = ("z3", "schedulers", "laws", "runs", "reach")  # of proofs/check.sh: those that need no Coq and no Spin
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One error: a text of engine or simulator that is replaced, and tests below tests/ that must not pass with it.
+    """One error: a text of a file that is replaced by another.
 
-    `why` says why no stage of the proofs sees it, where it is in the engine and none does.
+    Attributes:
+        tests: below tests/; with the error, each must fail.
+        seen_by: of `STAGES`; with the error, a claim of each must fail, while the engine checks nothing itself.
     """
 
+    file: str
     name: str
     old: str
     new: str
-    tests: tuple[str, ...]
-    why: str = ""
+    tests: tuple[str, ...] = ()
+    seen_by: tuple[str, ...] = ()
 
-    def mutant(self) -> Mutant:
-        """The one file that holds the text, altered.
+    def altered(self) -> AlteredFile:
+        """The file with the error.
 
         Raises:
-            ValueError: engine and simulator together have the text not once.
+            ValueError: it has the text not once.
         """
-        files = {path: path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-        found = [path for path, text in files.items() for _ in range(text.count(self.old))]
-        if len(found) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} is in the code {len(found)} times, not once")
-        source = files[found[0]].replace(self.old, self.new)
-        return Mutant(str(found[0].relative_to(ROOT)), (0, 0), 0, self.name, 1, source, False)
+        text = (ROOT / self.file).read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} is in {self.file} {text.count(self.old)} times, not once")
+        return AlteredFile(self.file, text.replace(self.old, self.new))
 
 
 def read_planted() -> list[Planted]:
     """The list, in the order of the file."""
-    return [Planted(**entry | {"tests": tuple(entry["tests"])}) for entry in tomllib.loads(LIST.read_text())["error"]]
+    by_file = tomllib.loads(LIST.read_text())
+    return [Planted(file, **entry) for file, entries in by_file.items() for entry in entries]
 
 
-class FirstFailure:
-    """Pytest plugin: remembers the first test that fails, and how."""
-
-    failed = ""
-
-    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-        """Run the test as usual."""
-        yield
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Note a failure of set-up, call or tear-down."""
-        if report.failed and not self.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            self.failed = f"{report.nodeid}: {crash.message.splitlines()[0][:100] if crash else 'not loaded'}"
-
-    pytest_collectreport = pytest_runtest_logreport  # a test file that cannot be loaded
-
-
-def first_failure(tests: tuple[str, ...], error: Planted | None = None) -> str:
-    """The first of the tests to fail, with an error planted or on the code as it is; empty if all pass.
+def first_failure(tests: list[str]) -> str:
+    """The first of some tests that fails, empty if all pass.
 
     Raises:
-        SystemExit: the tests did not run on what they were meant to.
+        SystemExit: they did not run.
     """
+    plugin = FirstFailure()
+    if run_pytest(["-x", *(f"tests/{test}" for test in tests)], plugin) not in (0, 1):
+        raise SystemExit(f"the tests did not run: {tests}")
+    return plugin.failed
 
-    mutant = error.mutant() if error else None
+
+def seen(error: Planted, witness: str) -> str:
+    """What a test or a stage of the proofs says of an error, empty if it does not notice.
+
+    Raises:
+        SystemExit: it did not judge the altered code.
+    """
+    altered = error.altered()
 
     def work() -> tuple[int, str]:
         os.chdir(ROOT)
-        finder = plant(mutant) if mutant else None
-        plugin = FirstFailure()
-        status = run_pytest(["-x", *(f"tests/{test}" for test in tests)], plugin)
-        loaded = finder is None or finder.loaded()
-        return (0 if loaded and status in (0, 1) else 2), plugin.failed
+        altered.plant()
+        if witness in STAGES:
+            from proofs.stages import broken_claim  # loads the engine
 
-    status, failed = in_child(work)
+            said = broken_claim(witness)
+        else:
+            said = first_failure([witness])
+        return int(not altered.loaded()), said
+
+    status, said = in_child(work)
     if status != 0:
-        raise SystemExit(f"the tests did not run: {error.name if error else tests}")
-    return str(failed)
-
-
-def plant(mutant: Mutant) -> MutantFinder:
-    """Import the altered text in this process, instead of the file."""
-    finder = MutantFinder(mutant)
-    sys.meta_path.insert(0, finder)
-    importlib.import_module(finder.module)
-    return finder
+        raise SystemExit(f"{error.name}: {witness} did not judge it")
+    return str(said)
 
 
 def chosen(words: list[str]) -> list[Planted]:
@@ -119,20 +106,22 @@ def chosen(words: list[str]) -> list[Planted]:
 
 
 def main() -> int:
-    """Print a line an error; 1 unless each is rejected."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Print a line for each error and witness; 1 unless each is seen."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="plant only errors whose name holds one of these words")
     errors = chosen(parser.parse_args().words)
     preload()
-    failed = first_failure(tuple(dict.fromkeys(test for e in errors for test in e.tests)))
-    if failed:
-        raise SystemExit(f"{failed} fails without any error")
-    verdicts = []
-    for error in errors:
-        verdicts.append(first_failure(error.tests, error))
-        print(f"{'rejected' if verdicts[-1] else 'SURVIVED'}  {error.name}  {verdicts[-1]}", flush=True)
-    print(f"{sum(map(bool, verdicts))} of {len(errors)} planted errors rejected")
-    return int(not all(verdicts))
+    tests = list(dict.fromkeys(test for error in errors for test in error.tests))
+    status, failed = in_child(lambda: (0, first_failure(tests) if tests else ""))
+    if status or failed:
+        raise SystemExit(f"fails without any error: {failed or tests}")
+    missed = 0
+    for error, witness in [(e, each) for e in errors for each in (*e.seen_by, *e.tests)]:
+        said = seen(error, witness)
+        missed += not said
+        print(f"{'seen' if said else 'MISSED'}  {error.name}  {witness}: {' '.join(said.split())[:100]}", flush=True)
+    print(f"{len(errors)} planted errors, missed {missed} times")
+    return int(missed > 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m proofs.conformance.books REPLAYER``: what runs do to their pools, before the machine of `coq/Blocks.v`.
+"""What runs do to their pools, before the machine of `coq/Blocks.v`.
 
 Who takes, shares and gives back which block, what is written where, what can be found, who is sent back with what: all
 as it happens in the engine, in pools that are large enough or too small, with prompts that begin alike. After every
@@ -11,21 +11,18 @@ written since its block was taken is `unwritten`, which the replayer refuses.
 
 import itertools
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 from proofs.conformance import reach, runs
 from proofs.conformance.borders import small_borders
 from proofs.conformance.recorder import Recorder, ended, listening
 from proofs.conformance.replay import Lines, judge
 from proofs.conformance.runs import SAMPLINGS, Shape
-from proofs.report import Verdict, report
+from proofs.report import Verdict
 from refimpl.core.config import SCHEDULERS
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
@@ -310,8 +307,3 @@ def check_faults(replayer: str) -> Iterator[Verdict]:
             answers = (judge(replayer, [lines])[0] for lines in small_runs(method))
             found = next((answer for answer in answers if answer != "valid"), "no run is refused")
         yield Verdict(f"expected failure: {name}: {found}", found.startswith("fault"))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(report("books", [*check(sys.argv[1]), *check_faults(sys.argv[1])]))

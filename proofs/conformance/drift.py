@@ -1,4 +1,4 @@
-"""``python -m proofs.conformance.drift FORMULAS``: what is stated more than once must say the same.
+"""What is stated more than once must say the same.
 
 The layouts' formulas stand in Coq and in `refimpl/core/kernels.py`, how many blocks a row has in Coq and in
 `room_spec`, block verification in Coq and in its rule (`block_formulas`), overlapped cohorts in Coq and in their
@@ -11,7 +11,6 @@ import itertools
 import math
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from unittest.mock import patch
 
 from proofs.conformance import block_formulas, cohorts, room_spec
 from proofs.conformance import scheduler_spec as spec
-from proofs.report import Verdict, report
+from proofs.report import Verdict, ask
 from refimpl.core import kernels
 from refimpl.scheduling import OverlappedScheduler
 
@@ -69,8 +68,7 @@ def chosen_cohorts() -> Iterator[tuple[str, int]]:
 def formulas_verdict(program: str, name: str = "the formulas of Coq and those of Python") -> Verdict:
     """Whether both give the same numbers."""
     cases = list(formulas())
-    text = "\n".join(question for question, _ in cases) + "\n"
-    answers = subprocess.run([program], input=text, capture_output=True, text=True, check=True).stdout.split()
+    answers = ask(program, [[question] for question, _ in cases])
     differ = [f"{q}: {a}, {wanted}" for (q, wanted), a in zip(cases, answers, strict=True) if Fraction(a) != wanted]
     return Verdict(f"{name}: {len(cases)} cases", not differ, f"{len(differ)} differ, first {differ[:1]}")
 
@@ -136,7 +134,3 @@ def check(program: str) -> Iterator[Verdict]:
     yield scheduler_verdict(None, replace(rules, aging=math.inf))
     found = scheduler_verdict(2, replace(rules, aging=3))
     yield Verdict(f"expected failure: a relation that has drifted: {found.detail[:80]}", not found.ok)
-
-
-if __name__ == "__main__":
-    sys.exit(report("drift", check(sys.argv[1])))

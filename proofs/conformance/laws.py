@@ -1,4 +1,4 @@
-"""``python -m proofs.conformance.laws [long]``: the exact output law of the real engine, by enumeration.
+"""The exact output law of the real engine, by enumeration.
 
 Every random branch of a run is taken in turn, with its probability as a fraction; the law of the outputs must be the
 product of the autoregressive laws, with total variation exactly 0. Asked twice under one key with the same weights, the
@@ -6,19 +6,16 @@ source answers the same. Draws under one key with other weights are taken as ind
 """
 
 import itertools
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from unittest.mock import patch
 
-import torch
-
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.branches import BranchSource
 from proofs.conformance.perfect_memory import Table, Text, halving_table, pair_of, random_table
-from proofs.report import FINDINGS, Verdict, ended_by, report
+from proofs.report import FINDINGS, Verdict, ended_by
 from refimpl import faults as zoo
 from refimpl.core import kernels
 from refimpl.core.config import LAYOUTS, SCHEDULERS, AcceptanceName, DecodeConfig, SamplingConfig
@@ -212,8 +209,10 @@ def check_some() -> Iterator[Verdict]:
     ):
         for name, shape in LOOKED_UP.items():
             yield verdict(method, f"{drafter}: {name}", shape, DraftingConfig(drafter))
-    for drafting in (CAPACITY, CONFIDENCE):
-        yield verdict("inplace+fifo", f"budget by {drafting.budget_name}", RAGGED, drafting)
+    for drafting, (method, shape) in itertools.product(
+        (CAPACITY, CONFIDENCE), (("inplace+fifo", RAGGED), ("paged+continuous", REPEATED))
+    ):
+        yield verdict(method, f"budget by {drafting.budget_name}", shape, drafting)
     for method, (name, shape) in itertools.product(
         ("inplace+fifo", "rollback+static", "paged+grouped"), BLOCKS.items()
     ):
@@ -239,13 +238,3 @@ def off_law(
 ) -> Verdict:
     tv, _ = distance(method, *shape, checks="off", drafting=drafting, acceptance=acceptance)
     return Verdict(f"expected failure: {name}: total variation {tv} = {float(tv):.3f}", tv > 0)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    from proofs.conformance import filtered, numbers, peek  # which stand on this module
-
-    long = sys.argv[1:] == ["long"]
-    every_day = [check(SHAPES), check_some(), check_faults(), filtered.check(), numbers.check(), peek.check()]
-    chosen = [check(LONG_SHAPES), peek.check_fresh()] if long else every_day
-    sys.exit(report("laws", itertools.chain(*chosen)))

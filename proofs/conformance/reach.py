@@ -1,4 +1,4 @@
-"""``python -m proofs.conformance.reach``: what the runs of every acceptance pattern never come to.
+"""What the runs of every acceptance pattern never come to.
 
 Rejection sampling, cancelled sequences, drafters that look tokens up, pools of blocks that are too small for a batch,
 and what callers ask for; and what must have happened in these runs, and in small borders, for the claims to mean
@@ -6,7 +6,6 @@ anything.
 """
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +14,11 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
-from proofs.conformance import asked, renamed, runs
+from proofs.conformance import asked, runs
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.perfect_memory import PackingMemory, PerfectMemory
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Run, Shape, sampled_pair, shape
-from proofs.report import Verdict, report
+from proofs.report import Verdict
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
 from refimpl.core.execution import UNMOVED_LAYOUTS
@@ -319,8 +316,3 @@ def unchecked_runs(method: str) -> Iterator[Run]:
     for each in LONGER:
         engine = runs.engine_for(method, each, sampled_pair(), COUPLED, checks="off")
         yield finished(engine, method, each, runs.sampled_outputs(each, COUPLED), Counter())
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(report("reach", [*check(), *check_faults(), *refusals(), *renamed.check()]))

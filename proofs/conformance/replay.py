@@ -10,7 +10,6 @@ import gzip
 import itertools
 import json
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from proofs.conformance import reach, runs
 from proofs.conformance.borders import small_borders
 from proofs.conformance.recorder import recorded
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Shape
-from proofs.report import Verdict, report
+from proofs.report import Verdict, ask, report
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.core.files import check_writable, whole_file, write_whole
 from refimpl.core.provenance import command_line, stamp
@@ -116,15 +115,8 @@ def _is_needed(lines: Lines, at: int) -> bool:
 
 
 def judge(replayer: str, some: list[Lines]) -> list[str]:
-    """What the machine says of each run; of one that the engine has ended with an error: a fault before, or the error.
-
-    Raises:
-        RuntimeError: it has not answered for each.
-    """
-    text = "\n".join(itertools.chain(*([*lines[:-1], "end"] for lines in some))) + "\n"
-    answers = subprocess.run([replayer], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
-    if len(answers) != len(some):
-        raise RuntimeError(f"{len(answers)} answers for {len(some)} runs")
+    """What the machine says of each run; of one that the engine has ended: a fault before, or the engine's error."""
+    answers = ask(replayer, [[*lines[:-1], "end"] for lines in some])
     ends = [lines[-1] for lines in some]
     return [a if end == "end" or a.startswith("fault") else end for a, end in zip(answers, ends, strict=True)]
 

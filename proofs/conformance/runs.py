@@ -1,4 +1,4 @@
-"""``python -m proofs.conformance.runs``: small shapes of every layout and scheduler, every acceptance pattern.
+"""Small shapes of every layout and scheduler, every acceptance pattern.
 
 The engine runs on a pair of perfect memories; the draft agrees with the target exactly where a pattern of bits says
 so. Outputs must be those of decoding the table one token at a time, with the run-time checks at ``device``, and the
@@ -9,18 +9,15 @@ prompts and blocks are so small that these rows cross their ends.
 import itertools
 import math
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
-
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.laws import Job
 from proofs.conformance.perfect_memory import PerfectMemory, Text, pair_of, random_table
-from proofs.report import FINDINGS, Verdict, report
+from proofs.report import FINDINGS, Verdict
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
@@ -209,17 +206,8 @@ def verdict(name: str, runs: Iterator[Run], equal: str = EQUAL) -> tuple[Verdict
     return Verdict(f"{name}: {len(done)} runs {equal}", ok, detail, raised=bool(raised) and not wrong), done
 
 
-def check() -> tuple[list[Verdict], list[Run]]:
-    """Verdicts, and all runs for the trace checker."""
-    verdicts, runs = [], []
+def check() -> Iterator[tuple[str, Verdict, list[Run]]]:
+    """Every method, what is said of it, and its runs."""
     for method in METHODS:
         for rule, some_runs in (("greedy, every acceptance pattern", greedy_runs), ("coupled", coupled_runs)):
-            judged, done = verdict(f"{method}, {rule}", some_runs(method))
-            verdicts.append(judged)
-            runs += done
-    return verdicts, runs
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(report("runs", check()[0]))
+            yield method, *verdict(f"{method}, {rule}", some_runs(method))

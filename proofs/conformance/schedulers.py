@@ -42,7 +42,7 @@ class Dummy:
         """All but the last, in one pass."""
         return self.seq_len - 1
 
-    def content(self, start: int, stop: int) -> tuple[int, int, int]:
+    def block_tokens(self, start: int, stop: int) -> tuple[int, int, int]:
         """Tokens that no other sequence has: the searches run without sharing."""
         return self.ticket, start, stop
 

@@ -1,4 +1,4 @@
-"""``python -m proofs.conformance.traces CHECKER``: traces of the real engine before the checker extracted from Coq.
+"""Traces of the real engine before the checker extracted from Coq.
 
 Every run of `proofs.conformance.runs` with the scheduler `static`, `fifo` or `grouped` must be judged valid, every
 corrupted copy invalid. The runs of `continuous` are only compared with plain decoding, as the relation that is checked
@@ -7,16 +7,13 @@ has no chunks.
 
 import math
 import random
-import subprocess
-import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from proofs.conformance import runs
 from proofs.conformance.runs import Run
-from proofs.report import Verdict, report
+from proofs.report import Verdict, ask
 from refimpl.decoding.trace import RoundRecord
 
 MODES = {"static": 0, "fifo": 1, "grouped": 2, "fallback": 3, "aged": 4}
@@ -68,16 +65,8 @@ def with_row(record: RoundRecord, row: int, field: str, value: int) -> RoundReco
 
 
 def judge(checker: str, some_runs: list[Run]) -> list[str]:
-    """What the checker says of each trace.
-
-    Raises:
-        RuntimeError: it has not answered for each.
-    """
-    text = "\n".join(line for run in some_runs for line in lines(run)) + "\n"
-    answers = subprocess.run([checker], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
-    if len(answers) != len(some_runs):
-        raise RuntimeError(f"{len(answers)} answers for {len(some_runs)} traces")
-    return answers
+    """What the checker says of each trace."""
+    return ask(checker, [[*lines(run)] for run in some_runs])
 
 
 def judge_valid(checker: str, method: str, mine: list[Run]) -> Verdict:
@@ -87,19 +76,18 @@ def judge_valid(checker: str, method: str, mine: list[Run]) -> Verdict:
     return Verdict(f"{method}: {len(mine)} traces are valid", ok, f"{len(faults)} faults {faults[:3]}")
 
 
-def check(checker: str) -> list[Verdict]:
-    verdicts, all_runs = runs.check()
+def check(checker: str) -> Iterator[Verdict]:
+    """The claims of `runs`; that traces are valid, and corrupted ones are not."""
+    by_method: dict[str, list[Run]] = defaultdict(list)
+    for method, verdict, done in runs.check():
+        yield verdict
+        by_method[method] += done
     rng = random.Random(0)
-    for method in (name for name in runs.METHODS if name.split("+")[1] in POLICIES):
-        mine = [run for run in all_runs if run.method == method]
-        verdicts.append(judge_valid(checker, method, mine))
+    for method, mine in by_method.items():
+        if method.split("+")[1] not in POLICIES:
+            continue
+        yield judge_valid(checker, method, mine)
         bad = [copy for run in mine[::4] for copy in corrupted(run, rng)]
         missed = [i for i, a in enumerate(judge(checker, bad)) if a == "valid"]
         name = f"expected failure: {method}: {len(bad)} corrupted traces are rejected"
-        verdicts.append(Verdict(name, bool(bad) and not missed, f"accepted {missed[:5]}"))
-    return verdicts
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(report("runs and traces", check(sys.argv[1])))
+        yield Verdict(name, bool(bad) and not missed, f"accepted {missed[:5]}")

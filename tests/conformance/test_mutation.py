@@ -1,56 +1,64 @@
-"""The page on mutation testing is that of its data, each survivor has a reason, and the driver changes what it says."""
+"""Planted errors can be planted, each survivor of mutation has a reason, and mutants are changed where they say."""
 
 import ast
 import builtins
 import json
+import re
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
+import mutant_runs
 import mutants
 import mutate
 import mutation_report
 import planted
 
-DATA = json.loads(mutation_report.DATA.read_text())
+DATA, REASONS = mutation_report.read_report(), mutation_report.read_reasons()
+TESTS = mutants.ROOT / "tests"
 
 
 def test_the_page_is_that_of_the_data():
-    assert mutation_report.PAGE.read_text() == mutation_report.as_markdown(DATA, mutation_report.read_reasons())
+    assert mutation_report.PAGE.read_text() == mutation_report.as_markdown(DATA, REASONS)
 
 
 def test_every_survivor_has_a_reason_and_nothing_else_has():
-    reasons = mutation_report.read_reasons()
-    assert {row["mutant"] for row in mutation_report.survivors(DATA)} == set(reasons)
-    assert all(reason["kind"] in mutation_report.KINDS and reason["reason"] for reason in reasons.values())
+    assert {*mutation_report.survivors(DATA)} == {*REASONS}
+    assert {kind for kind, _ in REASONS.values()} <= {*mutation_report.KINDS}
 
 
-def test_files_that_were_judged_exist():
-    files = {row["mutant"].partition(":")[0] for row in DATA["outcomes"]} | set(DATA["mutants"])
-    assert files <= set(mutate.FILES)
+def test_files_that_were_judged_exist_and_so_do_the_tests():
+    assert {*DATA["files"]} <= {*mutate.FILES}
     assert [file for file in mutate.FILES if not (mutants.ROOT / file).exists()] == []
+    assert [test for test in mutate.TESTS if not (TESTS / test).exists()] == []
 
 
-def test_nine_of_ten_mutants_are_killed_and_of_those_in_files_as_they_are():
-    told, stale = mutation_report.told_stale(DATA), mutation_report.stale(DATA)
-    as_they_are = {"outcomes": [row for row in DATA["outcomes"] if row not in stale]}
-    assert mutation_report.share_killed(DATA) >= 0.9, told
-    assert as_they_are["outcomes"], told
-    assert mutation_report.share_killed(as_they_are) >= 0.9, told
+def test_nine_of_ten_mutants_are_killed():
+    assert mutation_report.share_killed(DATA) >= 0.9
 
 
-def test_outcomes_of_a_file_that_has_changed_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    for name in ("new", "old"):
-        (tmp_path / name).write_text(name)
-    rows = [{"mutant": f"{name}:1 1 → 2 #1", "file": mutants.digest("old")} for name in ("new", "old")]
-    data = {"mutants": {"new": 1, "old": 1}, "outcomes": rows}
-    assert mutation_report.stale(data) == rows[:1]
-    told = "1 of 2 mutants were judged in files that have changed since: new"
-    assert mutation_report.told_stale(data) == told
+def test_a_report_keeps_what_was_said_of_a_file_until_all_its_mutants_are_judged(made, tmp_path, monkeypatch):
+    first, second = made("x = a + 1")
+    monkeypatch.setattr(mutation_report, "ROOT", tmp_path)
+    page = tmp_path / "page"
+    page.write_text(mutation_report.PAGE.read_text())
+    monkeypatch.setattr(mutation_report, "PAGE", page)
+    monkeypatch.setattr(mutation_report, "DATA", tmp_path / "data")
+    old = {"commit": "then", "digest": "", "mutants": 3, "survivors": {}}
+    mutation_report.DATA.write_text(json.dumps({"files": dict.fromkeys(("code.py", "other.py", "gone.py"), old)}))
+
+    def reported(fates):
+        mutation_report.write_report(["code.py", "other.py"], [first, second], fates, DATA["meta"] | {"commit": "now"})
+        return mutation_report.read_report()["files"]
+
+    assert reported({first.key: "killed"}) == {"code.py": old, "other.py": old}
+    left = {second.key.removeprefix("code.py:"): "x = a + 1"}
+    new = {"commit": "now", "digest": mutants.digest("code.py"), "mutants": 2, "survivors": left}
+    assert reported({first.key: "killed", second.key: "survived"}) == {"code.py": new, "other.py": old}
 
 
 @pytest.fixture
@@ -114,9 +122,37 @@ def test_an_unknown_name_is_seen():
     assert unknown_names("import a.b\ndef f(x): return [len(y) + a.z(q) for y in x]") == {"q"}
 
 
-@pytest.mark.parametrize("error", planted.read_planted(), ids=lambda error: error.name)
-def test_a_planted_error_can_still_be_planted(error):
-    """`python tools/planted.py` sees that it is rejected; here, that its place and its tests are there."""
-    assert unknown_names(error.mutant().source) == set(), "it would fail for another reason"
-    for file, _, test in (name.partition("::") for name in error.tests):
-        assert f"\ndef {test}(" in (mutants.ROOT / "tests" / file).read_text()
+ERRORS = planted.read_planted()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.name)
+def test_an_error_can_be_planted_and_somebody_must_see_it(error):
+    """`python tools/planted.py` asks them; here, its place must be there, and they."""
+    assert unknown_names(error.altered().source) == set(), "it would fail for another reason"
+    assert error.tests or error.seen_by
+    assert {*error.seen_by} <= {*planted.STAGES}
+    for test in error.tests:
+        file, name = re.split(r"::|\[", test)[:2]
+        assert re.search(rf"^(def )?{name}\b", (TESTS / file).read_text(), re.MULTILINE)
+
+
+def test_names_of_errors_are_distinct():
+    assert len({error.name for error in ERRORS}) == len(ERRORS)
+
+
+def test_a_text_that_is_gone_or_there_twice_is_not_planted():
+    for old in ("the moon is round", "return"):
+        with pytest.raises(ValueError, match=rf"^moon: '{old}' is in refimpl/core/kernels.py \d+ times, not once"):
+            planted.Planted("refimpl/core/kernels.py", "moon", old, "").altered()
+
+
+def test_an_altered_file_is_imported_instead_and_one_that_was_imported_before_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutant_runs, "ROOT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "altered_toy.py").write_text("answer = 42")
+    altered, late = (mutant_runs.AlteredFile("altered_toy.py", f"answer = {n}") for n in (43, 44))
+    with patch.object(sys, "meta_path", [*sys.meta_path]), patch.dict(sys.modules):
+        altered.plant()
+        late.plant()
+        assert sys.modules["altered_toy"].answer == 43
+        assert (altered.loaded(), late.loaded()) == (True, False)
