@@ -13,62 +13,80 @@ import warnings
 from pathlib import Path
 
 import transformers
-from model_families import CONTEXT, FAMILIES, IN_NO_RELEASE, WINDOW, Family, Verdict, judge
+from model_families import FAMILIES, IN_NO_RELEASE, Family, Verdict, judge
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """\
 # Models
 
 Made by `python tools/models_table.py` with transformers {version}: of {total} tiny configurations with random
-weights, {accepted} are supported. The others are rejected when a pair is made. Tests decode with each supported one and
-compare, in float64, with the oracle, with transformers' own `generate`, and with logits computed without a cache.
-Where some settings of a family are supported and others are not, a remark says which ones published checkpoints have:
-{unreleased} of the supported configurations are in no release.
-
-What a model declares and does decides, not its name. `load_pair` takes a causal class, or the class in a checkpoint's
-`architectures` where transformers has none for its configuration.
+weights, {accepted} are supported. The others are rejected when a pair is made, with the reason. What a model
+declares and does decides, not its name:
 
 - It is a causal language model without an encoder, a recurrent state or convolutions.
 - Attention is a masked softmax that PyTorch's SDPA can compute: no softcap, no sinks, no position bias, no choice of
   keys by their values.
 - It uses explicit positions and a 4-D mask, and does not ask the cache for its length.
-- Layers attend to all tokens or to a sliding window. A window limits the context: no row may become longer than the
-  smallest window. Up to that length both are the same. (In the table windows are {window} tokens, the context is
-  {context}.)
-- Every layer caches keys and values of its own, all of the same shape; values may be narrower or wider than keys.
+- Layers attend to all tokens or to a sliding window; no row may become longer than the smallest window.
+- Every layer caches its own keys and values, all of the same shape; values may be narrower or wider than keys.
 
-In float64, experts run one by one (`experts_implementation="eager"`): the product of groups that transformers takes by
-default has no float64. A pair in float64 is set so when it is made.
-
+Tests decode with each supported configuration and compare, in float64, with the oracle, with transformers'
+`generate`, and with logits computed without a cache. `load_pair` takes a causal class, or the class in a
+checkpoint's `architectures` where transformers has none for its configuration. Where a family is listed more than
+once, a remark says which settings published checkpoints have; {unreleased} supported configurations are in no
+release. In float64, experts run one by one.
 """
-COLUMNS = "| family | class | supported | remark or reason |\n|---|---|---|---|\n"
+PARTS = {"## Supported": True, "## Rejected": False}
+SAME = "no remark"
 
 
-def row(family: Family, verdict: Verdict) -> str:
-    """A family's line of the table."""
-    remark = "; ".join(filter(None, (verdict.text, family.release)))
-    cells = (family.name, f"`{verdict.model_class}`", "no" if verdict.pair is None else "yes", remark)
-    return "| " + " | ".join(cells) + " |"
+def remark(family: Family, verdict: Verdict) -> str:
+    """What the page says of a family."""
+    return "; ".join(filter(None, (verdict.text, family.release))) or SAME
 
 
-def committed() -> list[str]:
-    """Lines of the page as it is."""
-    return PAGE.read_text(encoding="utf-8").splitlines()
+def committed() -> dict[str, str]:
+    """Heading and remark under which each family stands on the page as it is."""
+    found, heading = {}, ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        heading = line if line in PARTS else heading
+        if line.startswith("- **") and heading:
+            text, names = line.removeprefix("- **").split("**: ", 1)
+            found |= dict.fromkeys(names.split(" · "), f"{heading}: {text}")
+    return found
+
+
+def place(family: Family, verdict: Verdict) -> str:
+    """Heading and remark under which a family belongs."""
+    heading = next(head for head, accepted in PARTS.items() if accepted == (verdict.pair is not None))
+    return f"{heading}: {remark(family, verdict)}"
 
 
 def page() -> str:
     """The page as it should be."""
     verdicts = [(family, judge(family)) for family in sorted(FAMILIES, key=lambda family: family.name)]
-    accepted = sum(verdict.pair is not None for _, verdict in verdicts)
+    accepted = [family for family, verdict in verdicts if verdict.pair is not None]
     head = HEAD.format(
         version=transformers.__version__,
-        accepted=accepted,
+        accepted=len(accepted),
         total=len(verdicts),
-        unreleased=sum(verdict.pair is not None and family.release == IN_NO_RELEASE for family, verdict in verdicts),
-        window=WINDOW,
-        context=CONTEXT,
+        unreleased=sum(family.release == IN_NO_RELEASE for family in accepted),
     )
-    return head + COLUMNS + "\n".join(row(family, verdict) for family, verdict in verdicts) + "\n"
+    return head + lists({family.name: place(family, verdict) for family, verdict in verdicts})
+
+
+def lists(places: dict[str, str]) -> str:
+    """Families by heading and remark, the longest list first."""
+    groups: dict[str, list[str]] = {}
+    for name, where in places.items():
+        groups.setdefault(where, []).append(name)
+    text = ""
+    for heading in PARTS:
+        text += f"\n{heading}\n\n"
+        found = {where: names for where, names in groups.items() if where.startswith(heading)}
+        for where, names in sorted(found.items(), key=lambda item: -len(item[1])):
+            text += f"- **{where.removeprefix(f'{heading}: ')}**: {' · '.join(names)}\n"
+    return text
 
 
 def main() -> int:
@@ -82,7 +100,7 @@ def main() -> int:
     if not check:
         PAGE.write_text(made, encoding="utf-8")
         return 0
-    right, found = made.splitlines(), committed()
+    right, found = made.splitlines(), PAGE.read_text(encoding="utf-8").splitlines()
     stale = [line for line in right if line not in found] + [line for line in found if line not in right]
     print("\n".join(["docs/models.md is stale:", *stale]) if stale else "docs/models.md is fresh")
     return int(bool(stale))

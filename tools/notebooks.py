@@ -1,4 +1,4 @@
-"""Make notebooks/*.ipynb from notebooks/*.py: run them, keep figures and answers, and render the tables of the README.
+"""Make notebooks/*.ipynb from notebooks/*.py: run them, keep figures and answers, and render the table of the README.
 
 ``python tools/notebooks.py`` makes all of them, ``python tools/notebooks.py NAME …`` some. People edit the .py file, a
 script with a ``# %%`` line above each cell (jupytext's percent format); the .ipynb beside it is what browsers show.
@@ -94,14 +94,12 @@ def sentences(notebook: Any) -> list[str]:
 
 
 def tables(made: dict[str, Any]) -> dict[str, str]:
-    """The tables of the README: every notebook with its answer, every figure with its sentence."""
+    """The table of the README: every notebook with its answer."""
     answers = ["| question | inputs | CPU seconds | answer |", "|---|---|---:|---|"]
-    figures = ["| notebook | figure |", "|---|---|"]
     for name, notebook in made.items():
         first, seconds = answer(notebook).splitlines()[0], notebook.metadata["cpu_s"]
         answers.append(f"| [{question(notebook)}]({name}.ipynb) | {inputs(notebook)} | {seconds} | {first} |")
-        figures += [f"| [{name}]({name}.py) | {sentence} |" for sentence in sentences(notebook)]
-    return {"answers": "\n".join(answers), "figures": "\n".join(figures)}
+    return {"answers": "\n".join(answers)}
 
 
 def rendered(text: str, found: dict[str, str]) -> str:
@@ -116,7 +114,7 @@ def cpu_s() -> float:
 
 
 def main() -> None:
-    """Make the chosen notebooks, then the README's tables."""
+    """Make the chosen notebooks, then the README's table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="a notebook, without its suffix; all by default")
     chosen = parser.parse_args().names or names()

@@ -48,7 +48,7 @@ def uncached_tokens(model, prompt, generated):
 def test_exact_or_refused_as_the_table_says(name):
     family = families.BY_NAME[name]
     verdict = families.judge(family)
-    assert table.row(family, verdict) in table.committed(), "run tools/models_table.py and look at the difference"
+    assert table.committed()[family.name] == table.place(family, verdict), "run tools/models_table.py, look at the diff"
     if verdict.pair is None:
         return
     context = verdict.pair.target.max_positions
