@@ -1,6 +1,6 @@
 """Does the simulation decide as the engine did? Replays an engine trace, round by round and row by row."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,7 @@ import pandas as pd
 from refimpl.core.errors import require
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
-from simulator.settings.parts import DRAFTING
-from simulator.settings.scenario import Scenario, Study, Workload, from_data
+from simulator.settings.scenario import Engine, Scenario, Study, Workload, from_data
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
 COMPARED = ("sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "finished")
@@ -18,10 +17,6 @@ TINY_S = 2.0**-24
 ANY_COST = Spec.of(  # one second a round, of which a move takes so little that no number of rounds adds up to a half
     "linear", host_base_s=1.0, verify_base_s=TINY_S, realign_base_s=TINY_S, concat_base_s=TINY_S, split_base_s=TINY_S
 )
-OF_ENGINE = (  # settings that a trace states under their own names
-    "layout", "scheduler", "batch_size", "window_size", "aging_bound", "max_new_tokens", "compaction_threshold",
-    "block_size", "num_blocks", "token_budget", "joint_prefill", "execution", "cuda_graphs", *DRAFTING,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +124,7 @@ def _require_replayable(trace: EngineTrace) -> None:
 def _engine_settings(trace: EngineTrace) -> dict[str, Any]:
     header = trace.header
     own = {"num_speculative_tokens": trace.num_speculative_tokens, "prefix_sharing": "texts" in header}
-    return own | {name: header[name] for name in OF_ENGINE if name in header}
+    return {item.name: header[item.name] for item in fields(Engine) if item.name in header} | own
 
 
 def _study(trace: EngineTrace, clock: str, speedup: float) -> Study:

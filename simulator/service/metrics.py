@@ -1,4 +1,4 @@
-"""Metrics of one replication, all computed from the event log; definitions stand beside their names."""
+"""Metrics of one replication, all computed from the event log; docs/scenarios.md defines them."""
 
 import math
 from collections import defaultdict
@@ -20,62 +20,6 @@ MIN_MSER_BATCHES = 20
 SHARES = ("fairness", "slo_attainment", "occupancy", "grouping_rate", "cache_hit_rate", "draft_acceptance_rate")
 MANY_CENSORED = 0.01  # share of the requests
 ROUNDING = 1e-9  # share of a value: deviations below are none
-
-DEFINITIONS = {
-    "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
-    "where nothing is unfinished and no request can still come",
-    "requests_per_s": "requests that finish, over observed seconds",
-    "makespan_s": "end of the last round",
-    "completed": "requests that arrived and finished",
-    "censored": "requests that arrived but had not finished when the study ended",
-    "cut_outputs": "requests whose output is cut at the budget, engine.max_new_tokens, of those that arrived",
-    "rounds": "rounds of all replicas",
-    "first_token_*_s": "arrival to the end of the round that yields the first token, of the requests that have one",
-    "per_token_*_s": "(finish - first token) / (output tokens - 1), of finished requests",
-    "inter_token_*_s": "from the end of one round that yields tokens of a request to the end of its next; over all "
-    "pairs of such rounds, with the requests that do not finish; a round may yield several tokens",
-    "latency_*_s": "arrival to finish, of finished requests: where many are censored, those that took long are missing",
-    "service_*_s": "start of the first round, as in queueing_mean_s, to finish, of finished requests: what the choice "
-    "of rows does to those that have begun, which latency hides behind the wait of a backlog",
-    "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication, or over its pairs of rounds "
-    "(inter_token); its mean over the replications lies below the quantile of all their requests where few requests, "
-    "or few busy periods, make up a replication",
-    "queueing_mean_s": "arrival to the start of the first round, with prompts in chunks of the one that feeds the "
-    "first chunk, of the requests that have begun",
-    "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: "
-    "the wait for the first round counts in queueing_mean_s",
-    "occupancy": "unfinished rows over rows that a full batch would have, over all rounds; of overlapped execution a "
-    "full cohort, half a batch",
-    "busy_share": "seconds in rounds over observed seconds, mean of the replicas: near 1 with a single row at any "
-    "time, and no load; how full rounds are is occupancy. The part of a round that lies outside of these seconds is "
-    "left out, of the shares of stages and of kv_mean_bytes, too",
-    "grouping_rate": "grouped rounds of at least two rows over rounds",
-    "{stage}_share": "seconds of a stage over seconds in rounds",
-    "draft_acceptance_rate": "accepted over drafted tokens",
-    "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
-    "tokens_per_round": "committed tokens over rounds",
-    "drawn_tokens_per_round": "tokens that the draft model draws, one a pass and row of the batch, over rounds",
-    "verified_tokens_per_round": "tokens that the target verifies, over rounds: of each unfinished row the last "
-    "committed one and the drafts that its budget leaves it. A packed pass computes these",
-    "verified_rectangle_per_round": "the same with every row as wide as the widest: what a pass with pads computes",
-    "preemptions": "requests sent back to the queue because the blocks of a paged pool ran out, in the whole run: the "
-    "warm-up is included",
-    "cache_hit_rate": "tokens that requests found in the cache when they were admitted, over those that they needed "
-    "there: all but the last of each, again after a preemption; of the whole run, the warm-up included",
-    "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds "
-    "(with cost.tensor_parallel on its fullest device): tokens of the window, and columns of the working batch; not "
-    "what an engine has allocated for them",
-    "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
-    "both buffers of the working batch, every row as long as the longest. The engine refuses a run with less room; "
-    "service.kv_capacity_bytes lets requests in one by one instead, as a server with paged K/V would. Of `paged`: the "
-    "blocks that the longest rows of a window fill; the engine takes fewer where there is less room",
-    "longest_wait_rounds": "most rounds that a request in the window was passed over",
-    "fairness": "Jain's index of the requests' tokens per second of latency",
-    "goodput_per_s": "requests that finish within every given service-level limit, over observed seconds",
-    "slo_attainment": "requests that finished within every given service-level limit, over those that arrived: too "
-    "small where requests are censored that would have kept it",
-    "warmup_s": "seconds left out at the beginning",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +82,7 @@ def warmup_s(simulation: Simulation, requests: Columns) -> float:
 
 
 def measure(simulation: Simulation) -> dict[str, float]:
-    """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
+    """All metrics of a replication that has run, by name."""
     requests, rounds = simulation.log.request_columns, simulation.log.round_columns
     start_s = warmup_s(simulation, requests)
     observed = _clipped(simulation.log.columns_with_cut, start_s, simulation.log.end_s)

@@ -28,7 +28,6 @@ BLOCKS = Range(1, 2**24, integer=True)
 REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
-DRAFTING = ("drafter", "draft_budget")  # settings of what proposes tokens
 RECORDED = ("trace", "replay")  # arrivals that were written down, and end
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals", "warmup"),

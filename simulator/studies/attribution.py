@@ -19,7 +19,7 @@ from simulator.intervals import mean_interval
 from simulator.runner import Progress, reporting, run_parallel, run_replication
 from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.fields import LEVEL, PAIRED, to_mapping
-from simulator.settings.parts import DRAFTING, Study
+from simulator.settings.parts import Study
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario, from_data
 from simulator.settings.tables import Table
 from simulator.studies.comparison import verdict_of
@@ -37,7 +37,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
         "switches.copy_launch_s", "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
     ),
     "k throttling": ("switches.k_policy", "engine.num_speculative_tokens"),
-    "drafter and budget": (*(f"engine.{name}" for name in DRAFTING), "lookup", "confidence", "head"),
+    "drafter and budget": ("engine.drafter", "engine.draft_budget", "lookup", "confidence", "head"),
     "draft caching": ("switches.draft_cache",),
     "padded prompts": ("switches.pad_prompts",),
     "bonus token": ("switches.keep_bonus",),
