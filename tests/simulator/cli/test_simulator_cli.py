@@ -1,11 +1,13 @@
 """The command line, and what its commands write."""
 
 import gzip
+import importlib
 import json
 import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import typer
@@ -152,6 +154,17 @@ def test_trace_is_a_chrome_trace(capsys, path, tmp_path):
 
 def test_an_engine_trace_is_exported_too(capsys, engine_trace, tmp_path):
     assert run_json(capsys, "trace", "--engine", str(engine_trace), "--out", str(tmp_path / "t.json"))[0] == 0
+
+
+def test_speed_is_told_beside_that_of_simpy(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tools"))
+    tool = importlib.import_module("simulator_speed")
+    assert tool.rounds_per_s(64, 1) > 0
+    monkeypatch.setattr(tool, "rounds_per_s", lambda window, *_: 500.0)
+    monkeypatch.setattr(tool, "timeouts_per_s", lambda _: 20_000.0)
+    found = tool.report(1)
+    assert found["ratio"] == {"64": 0.025, "1024": 0.025, "4096": 0.025}
+    assert {"command", "commit", "libraries", "utc_time"} <= set(found["environment"])
 
 
 def test_tables_are_seen_with_and_without_json(capsys, path):

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from refimpl.core.errors import InputError
-from simulator.commands.output import notes_on_settings
 from simulator.runner import simulate
 from simulator.service.workload import most_requests
 from simulator.settings.fields import Spec
@@ -42,16 +41,6 @@ def test_a_change_to_recorded_arrivals_brings_all_of_them(tmp_path, kind_first):
     assert Scenario().but(changes | {"study.num_requests": 1}).study.num_requests == 1
     assert Scenario().but(study={"kind": "open", "num_requests": 1, "arrivals": log}).study.num_requests == 1
     assert Scenario(study={"num_requests": 2}).but(changes).study.num_requests == 2
-
-
-@pytest.mark.parametrize("name", ["prompt_tokens", "output_tokens"])
-def test_lengths_beside_a_log_that_has_its_own_are_told(tmp_path, name):
-    (tmp_path / "t.csv").write_text(LOG)
-    study = {"kind": "open", "arrivals": {"kind": "trace", "path": str(tmp_path / "t.csv")}}
-    given = {name: {"kind": "fixed", "tokens": 7}}
-    told = f"workload.{name} is not used: study.arrivals trace brings lengths of its own"
-    assert list(notes_on_settings(Scenario(study=study, workload=given))) == [told]
-    assert not list(notes_on_settings(Scenario(study=study), Scenario(workload=given)))
 
 
 def test_prompts_are_parted_by_those_of_the_log_alone(tmp_path):
