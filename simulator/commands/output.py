@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
@@ -33,21 +33,8 @@ def show(frame: Any, digits: int = 4) -> None:
     def written(value: Any) -> Any:
         return f"{value:.{digits}g}" if isinstance(value, float) else value
 
-    def text(part: Any) -> str:
-        return part.to_string(float_format=written, na_rep="–")
-
-    frame = frame.rename(index=written)
-    parts = _beside(frame, text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else [frame]
-    print("\n\n".join(map(text, parts)))
-
-
-def _beside(frame: Any, text: Callable[[Any], str], most: int) -> Iterator[Any]:
-    """Parts of a table, each of as many columns as fit into `most` characters, at least one; `text` writes a part."""
-    first, size = 0, frame.shape[1]
-    for last in range(1, size + 1):
-        if last == size or max(map(len, text(frame.iloc[:, first : last + 1]).splitlines())) > most:
-            yield frame.iloc[:, first:last]
-            first = last
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(frame.rename(index=written).to_string(float_format=written, na_rep="–", line_width=width))
 
 
 def show_extrapolated(found: Iterable[str]) -> None:

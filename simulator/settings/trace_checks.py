@@ -1,6 +1,5 @@
 """Whether the header, the rows and the chunks of an engine trace can be those of a run."""
 
-import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ EACH_FIELDS = {  # a number per sequence
     "arrival_s": NON_NEGATIVE, "submitted_at": WHOLE,
 }  # fmt: skip
 NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": DRAFTS}
-MAX_GENERATED = 2**24  # tokens of one sequence; each takes a byte
 ROW_FIELDS = (
     "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
     "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
@@ -35,7 +33,7 @@ CHUNK_FIELDS = ("round", "mode", "sequence", "chunk", *STAGES, "round_s")
 OF_ROUNDS = ("num_moves", "num_blocks")
 ROW_COLUMNS = (*ROW_FIELDS, *OF_ROUNDS, "record_s", "looked_up", "survival")
 CHUNK_COLUMNS = (*CHUNK_FIELDS, *OF_ROUNDS, "record_s")
-COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
+COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "looked_up")
 CHUNK_COUNTS = ("round", "sequence", "chunk")
 
 
@@ -53,24 +51,6 @@ def check_header(where: str, header: dict[str, Any]) -> None:
         require(complete, f"{where}: {name} must contain {size} numbers, one per sequence")
         for i, value in enumerate(each):
             EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
-    _check_texts(where, header, size)
-    names = header.get("documents", [""] * size)
-    named = isinstance(names, list) and len(names) == size and all(isinstance(name, str) for name in names)
-    require(named, f"{where}: documents must contain {size} names, one per sequence")
-
-
-def _check_texts(where: str, header: dict[str, Any], size: int) -> None:
-    """Raise InputError unless there is a number for every full block of every sequence, where there are any."""
-    texts = header.get("texts", [[]] * size)
-    listed = isinstance(texts, list) and len(texts) == size and all(isinstance(each, list) for each in texts)
-    require(listed, f"{where}: texts must contain {size} lists of numbers, one per sequence")
-    block_size = COUNT.check(header.get("block_size", 1), f"{where}: block_size")
-    lengths = zip(header["prompt_lens"], header.get("output_lens", [0] * size), strict=True)
-    for i, ((prompt, output), each) in enumerate(zip(lengths, texts, strict=True)):
-        blocks = (prompt + output) // block_size if "texts" in header else 0
-        require(len(each) >= blocks, f"{where}: texts[{i}] must contain a number for each of {blocks} blocks")
-        for number in each:
-            WHOLE.check(number, f"{where}: texts[{i}]")
 
 
 def require_fields(where: str, record: dict[str, Any], names: Iterable[str]) -> None:
@@ -95,15 +75,13 @@ class Lines:
 def row_table(lines: Lines, header: dict[str, Any], records: list[list[Any]]) -> pd.DataFrame:
     """The rows, `ROW_COLUMNS`, once their numbers are possible and no sequence breaks off; raises InputError."""
     frame = pd.DataFrame.from_records(records, columns=list(ROW_COLUMNS))
+    frame["looked_up"] = frame["looked_up"].map(lambda value: value or 0)
     _check_numbers(lines, header, frame, COUNTS)
-    lines.require([isinstance(value, bool) for value in frame["finished"]], "finished must be true or false")
-    _check_drafts(lines, frame)
+    lines.require(frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
+    lines.require(frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
     lines.require(~frame.duplicated(["round", "row"]), "a row is given twice in a round")
-    sized = "block_size" in header or frame["num_blocks"].isna().all()
-    require(sized, f"{lines.path}:1: missing block_size: rows have num_blocks")
     generated = frame["seq_len"] - np.array(header["prompt_lens"])[frame["sequence"]]
-    possible = (generated >= 0) & (generated <= MAX_GENERATED)
-    lines.require(possible, f"seq_len must be the prompt and at most {MAX_GENERATED} tokens")
+    lines.require(generated >= 0, "seq_len must be the prompt and more")
     made = frame.groupby("sequence")["kept"].sum().reindex(range(header["num_sequences"]), fill_value=0)
     ended = frame.groupby("sequence")["finished"].last().reindex(made.index, fill_value=False)
     cut = ended.index[made != header["output_lens"] if "output_lens" in header else ~ended.astype(bool)]
@@ -123,38 +101,10 @@ def _check_numbers(lines: Lines, header: dict[str, Any], frame: pd.DataFrame, co
     frame["record_s"] = [0.0 if value is None else value for value in frame["record_s"]]
     for name in (*counts, *STAGES, "record_s", "round_s"):
         numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
-        whole = _are_whole(numbers) & (numbers <= MAX_TOKENS) if name in counts else np.isfinite(numbers)
+        whole = (np.floor(numbers) == numbers) & (numbers <= MAX_TOKENS) if name in counts else np.isfinite(numbers)
         lines.require(whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in counts)}number ≥ 0")
         frame[name] = numbers.astype(int) if name in counts else numbers
-    lines.require(frame["record_s"] <= frame["round_s"], "record_s must be a part of round_s")
     frame["round_s"] -= frame["record_s"]  # a round is recorded once, and replayed from then on
     for name in OF_ROUNDS:
-        numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
-        absent = frame[name].isna().to_numpy()
-        lines.require(absent | (_are_whole(numbers) & (numbers >= 0)), f"{name} must be a whole number ≥ 0")
-        frame[name] = numbers
-    lines.require([isinstance(mode, str) for mode in frame["mode"]], "mode must be a text")
+        frame[name] = pd.to_numeric(frame[name]).to_numpy(dtype=float)
     lines.require(frame["sequence"] < header["num_sequences"], "sequence must be below num_sequences")
-
-
-def _are_whole(numbers: np.ndarray) -> np.ndarray:
-    return np.isfinite(numbers) & (np.floor(numbers) == numbers)
-
-
-def _check_drafts(lines: Lines, frame: pd.DataFrame) -> None:
-    """Raise InputError for impossible numbers of drafts, of those that were looked up, or estimates of survival."""
-    lines.require(frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
-    lines.require(frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
-    lines.require(frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
-    found = pd.to_numeric(frame["looked_up"], errors="coerce").mask(frame["looked_up"].isna(), 0).to_numpy(dtype=float)
-    possible = _are_whole(found) & (found >= 0) & (found <= frame["drafted"].to_numpy())
-    lines.require(possible, "looked_up must be a whole number ≥ 0, at most drafted")
-    frame["looked_up"] = found.astype(int)
-    lines.require(frame["survival"].map(_are_estimates), "survival must be a list of numbers ≥ 0")
-
-
-def _are_estimates(given: Any) -> bool:
-    if given is None:
-        return True
-    short = isinstance(given, list) and len(given) <= MAX_SPECULATIVE_TOKENS
-    return short and all(isinstance(each, float | int) and 0 <= each < math.inf for each in given)
