@@ -32,7 +32,7 @@ RECORDED_RULES = {
     "coupled": {"temperature": 0.8, "top_p": 0.9, "seed": 4},
     "rejection": {"temperature": 1.2, "acceptance": "rejection", "seed": 4},
     "block": {"temperature": 1.2, "acceptance": "block", "seed": 4},
-    "forced": {"acceptance": "forced", "forced_lengths": (0.2, 0.2, 0.2, 0.2, 0.2)},
+    "forced": {"acceptance": "forced:0.2/0.2/0.2/0.2/0.2"},
     "no drafts": {"num_speculative_tokens": 0},
 }
 

@@ -86,7 +86,7 @@ def _modes(pair: Pair) -> Iterator[tuple[str, Result]]:
     for method in ("autoregressive", "inplace+grouped"):
         yield f"shape-stable {method}", generate(pair, requests(), method=method, **stable)
     yield "shape-stable recorded", generate(pair, requests(), method="inplace", cuda_graphs=True, **stable)
-    forced = {"acceptance": "forced", "forced_lengths": (0.3, 0.3, 0.1, 0.1, 0.2)}
+    forced = {"acceptance": "forced:0.3/0.3/0.1/0.1/0.2"}
     for method, own in {
         "forced eqspec": {"method": "eqspec", **forced},
         "lazy compaction": {"method": "masked+fifo", "compaction_threshold": 0.7},

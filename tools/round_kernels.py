@@ -22,7 +22,7 @@ import torch
 from refimpl.bench.engines import only_decodes, round_s
 from refimpl.bench.forced import rate_lengths
 from refimpl.bench.probe import busy_s, device_events
-from refimpl.core.config import make_config
+from refimpl.core.config import forced, make_config
 from refimpl.core.errors import InputError
 from refimpl.core.files import check_writable, write_whole
 from refimpl.decoding.devices import provenance
@@ -64,7 +64,7 @@ def measure(pair: Pair, name: str) -> dict[str, Any]:
     prompts = [[rng.randrange(pair.vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(ROWS)]
     config = make_config(
         method="inplace", batch_size=ROWS, num_speculative_tokens=DRAFTS, max_new_tokens=NEW_TOKENS, checks="off",
-        stop_token_ids=(), acceptance="forced", forced_lengths=rate_lengths(RATE, DRAFTS), cuda_graphs=True,
+        stop_token_ids=(), acceptance=forced(rate_lengths(RATE, DRAFTS)), cuda_graphs=True,
     )  # fmt: skip
     engine = Engine(pair, prepare(pair, prompts, config), config)
     rounds = engine.rounds()

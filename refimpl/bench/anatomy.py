@@ -24,7 +24,7 @@ from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realig
 from refimpl.bench.probe import measure_rates, median_seconds
 from refimpl.bench.settings import random_prompts
 from refimpl.bench.work import Rates
-from refimpl.core.config import make_config, resolve_method
+from refimpl.core.config import forced, make_config, resolve_method
 from refimpl.core.errors import InputError
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.invariants import Checker
@@ -133,8 +133,8 @@ def _run(pair: Pair, settings: AnatomySettings, method: str, batch_size: int, co
     """Decode some rounds; rows of the grouped scheduler are chosen among twice as many sequences."""
     config = make_config(
         method=method, batch_size=batch_size, num_speculative_tokens=settings.num_speculative_tokens,
-        max_new_tokens=_budget(settings), stop_token_ids=(), checks=settings.checks, acceptance="forced",
-        forced_lengths=settings.forced_lengths,
+        max_new_tokens=_budget(settings), stop_token_ids=(), checks=settings.checks,
+        acceptance=forced(settings.forced_lengths),
     )  # fmt: skip
     count = batch_size * (2 if config.resolved_method.scheduler == "grouped" else 1)
     engine = Engine(pair, prepare(pair, _prompts(pair, count, context, settings.seed), config), config)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.config import DecodeConfig, forced, make_config
 from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError, require
 from refimpl.core.request import Request
@@ -18,7 +18,7 @@ MAX_RANDOM_TOKENS = 2**24  # of all prompts of a benchmark
 OF_ALL_ENGINES = ("method", "batch_size", "num_speculative_tokens", "max_new_tokens", "stop_token_ids")
 # of plain decoding: nothing is drafted, and no draft caches the prompts
 PLAIN_DECODING: dict[str, Any] = {
-    "num_speculative_tokens": 0, "acceptance": None, "forced_lengths": (), "drafter": "ngram", "draft_budget": "fixed"
+    "num_speculative_tokens": 0, "acceptance": None, "drafter": "ngram", "draft_budget": "fixed"
 }  # fmt: skip
 EAGER = "_eager"  # suffix of the row of a method without the recordings that it could have
 
@@ -87,8 +87,7 @@ class BenchSettings:
             "max_new_tokens": self.max_new_tokens,
             "stop_token_ids": (),
             "checks": self.checks,
-            "acceptance": "forced" if self.forced_lengths else None,
-            "forced_lengths": self.forced_lengths,
+            "acceptance": forced(self.forced_lengths) if self.forced_lengths else None,
             **({"cuda_graphs": True} if self.cuda_graphs and takes_graphs(method) else {}),
             **dict(self.options),
         }

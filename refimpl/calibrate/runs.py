@@ -11,7 +11,7 @@ from refimpl.bench.forced import iid_lengths
 from refimpl.bench.reference import Reference, uninterrupted
 from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.studies import StudySettings
-from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.config import DecodeConfig, forced, make_config
 from refimpl.core.interrupts import tell
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord, trace_header, write_trace
@@ -91,7 +91,7 @@ class Runner:
         options: dict[str, Any] = {"seed": seed}
         if self.forced_probability is not None:
             lengths = iid_lengths(self.forced_probability, study.num_speculative_tokens)
-            options |= {"acceptance": "forced", "forced_lengths": lengths, "stop_token_ids": []}
+            options |= {"acceptance": forced(lengths), "stop_token_ids": []}
         return make_config(
             method=study.method, batch_size=study.batch_size, window_size=study.window_size,
             aging_bound=study.aging_bound, num_speculative_tokens=study.num_speculative_tokens,

@@ -15,7 +15,7 @@ from refimpl.bench.reference import Reference
 from refimpl.calibrate import grid
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.passes import PassBench, require_packed
-from refimpl.core.config import make_config, resolve_method
+from refimpl.core.config import forced, make_config, resolve_method
 from refimpl.core.errors import require
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import require_room, usable_bytes
@@ -219,7 +219,7 @@ class Visitor:
         count = cell.batch_size * (2 if variant.rotating else 1)
         options: dict[str, Any] = {"window_size": count, "aging_bound": 0} if variant.rotating else {}
         if self.forced_lengths:
-            options |= {"acceptance": "forced", "forced_lengths": self.forced_lengths}
+            options["acceptance"] = forced(self.forced_lengths)
         config = make_config(
             method=variant.method, batch_size=cell.batch_size, num_speculative_tokens=k,
             cuda_graphs=variant.recorded, max_new_tokens=self._budget(cell), stop_token_ids=[], checks=self.checks,

@@ -1,5 +1,6 @@
 """What a caller may choose: frozen, validated, free of tensors."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from itertools import product
@@ -100,12 +101,12 @@ class DecodeConfig(EngineSettings):
 
     method: str = setting("inplace", f"{', '.join(NAMED_METHODS)}, or LAYOUT+SCHEDULER.", option=())
     max_new_tokens: int = setting(64, "Most tokens generated per prompt.", Range(1, integer=True), option=())
-    acceptance: AcceptanceName | None = setting(
-        None, "Rule that accepts drafts.", none="greedy at temperature 0, else coupled", option=()
-    )
-    forced_lengths: tuple[float, ...] = setting(
-        (), "Probability of 0, 1, … accepted drafts under acceptance forced, which is for timing only."
-    )
+    acceptance: str | None = setting(
+        None,
+        "Rule that accepts drafts: greedy, coupled, rejection, block or, for timing only, forced:P/P/…, the "
+        "probabilities of 0, 1, … accepted drafts.",
+        none="greedy at temperature 0, else coupled", option=(),
+    )  # fmt: skip
     sampling: SamplingConfig = setting(SamplingConfig, "Shape of the distribution that tokens are drawn from.")
     stop_token_ids: Seq[int] | None = setting(
         None, "Stop at these tokens only; may be empty.", none="those of the models", option=()
@@ -137,13 +138,16 @@ class DecodeConfig(EngineSettings):
         check_stops(self.stop_token_ids, self.stop_strings)
 
     def _check_acceptance(self) -> None:
-        lengths = self.forced_lengths
-        require((self.acceptance == "forced") == bool(lengths), "acceptance 'forced' and forced_lengths go together")
+        name, _, numbers = (self.acceptance or "coupled").partition(":")
+        known = name in ACCEPTANCE_RULES and (name == "forced") == bool(numbers)
+        names = ", ".join(rule for rule in ACCEPTANCE_RULES if rule != "forced")
+        require(known, f"acceptance must be one of {names} or forced:P/P/…, not {shown(self.acceptance)}")
         try:
-            right = not lengths or (min(lengths) >= 0 and abs(sum(lengths) - 1) < 1e-6)
-        except TypeError:
-            right = False
-        require(right, f"forced_lengths must be probabilities that sum to 1, not {shown(lengths)}")
+            lengths = self.forced_lengths
+        except ValueError:
+            lengths = (-1.0,)
+        right = not lengths or (min(lengths) >= 0 and abs(sum(lengths) - 1) < 1e-6)
+        require(right, f"acceptance 'forced' needs probabilities that sum to 1, not {shown(numbers)}")
         require(
             self.acceptance != "greedy" or self.sampling.greedy,
             f"acceptance 'greedy' needs temperature 0, not {self.sampling.temperature}",
@@ -176,7 +180,20 @@ class DecodeConfig(EngineSettings):
     @property
     def resolved_acceptance(self) -> AcceptanceName:
         """The acceptance rule in force."""
-        return self.acceptance or ("greedy" if self.sampling.greedy else "coupled")
+        if self.acceptance is None:
+            return "greedy" if self.sampling.greedy else "coupled"
+        return self.acceptance.partition(":")[0]  # type: ignore[return-value]
+
+    @property
+    def forced_lengths(self) -> tuple[float, ...]:
+        """Probabilities of 0, 1, … accepted drafts under acceptance forced; empty under the others."""
+        _, _, numbers = (self.acceptance or "").partition(":")
+        return tuple(map(float, numbers.split("/"))) if numbers else ()
+
+
+def forced(lengths: Iterable[float]) -> str:
+    """The acceptance rule that accepts 0, 1, … drafts with these probabilities."""
+    return f"forced:{'/'.join(map(repr, lengths))}"
 
 
 def make_config(**settings: Any) -> DecodeConfig:

@@ -23,8 +23,7 @@ class _Common(TypedDict, total=False):
     prefix_sharing: bool
     compaction_threshold: float
     max_new_tokens: int
-    acceptance: Literal["greedy", "rejection", "block", "coupled", "forced"] | None
-    forced_lengths: tuple[float, ...]
+    acceptance: str | None
     sampling: SamplingConfig
     stop_token_ids: Sequence[int] | None
     stop_strings: Sequence[str]

@@ -63,7 +63,7 @@ def _require_comparable(config: DecodeConfig) -> None:
             f"acceptance {config.acceptance!r} preserves the distribution, not the tokens, and cannot be compared: "
             "choose coupled"
         )
-    if config.acceptance == "forced":
+    if config.resolved_acceptance == "forced":
         raise InputError("acceptance 'forced' is for timing: its tokens are not the target's and cannot be compared")
 
 

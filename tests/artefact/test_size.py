@@ -50,7 +50,7 @@ def test_pages_commands_flags_and_settings_stay_few():
     assert size.words() <= size.WORDS[1]
     assert len(size.commands()) <= 22
     assert size.flags() <= 37
-    assert size.settings() <= 29
+    assert size.settings() <= 28
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from refimpl import InputError, generate
 from refimpl.bench.forced import iid_lengths, parse_forced
+from refimpl.core.config import forced
 
 
 @pytest.mark.parametrize(("text", "k"), [("iid:0.8", 5), ("rate:0.228", 5), ("iid:0", 3), ("iid:1", 3)])
@@ -24,15 +25,15 @@ def test_bad_text_is_refused(text):
 @pytest.mark.filterwarnings("ignore:mean acceptance length")
 @pytest.mark.parametrize(("alpha", "length"), [(0.0, 1.0), (1.0, 5.0)])
 def test_forced_lengths_are_what_happens(llama, ragged_prompts, alpha, length):
-    settings = {"acceptance": "forced", "num_speculative_tokens": 4, "max_new_tokens": 20, "stop_token_ids": []}
-    result = generate(llama, ragged_prompts, method="eqspec", forced_lengths=iid_lengths(alpha, 4), **settings)
+    settings = {"num_speculative_tokens": 4, "max_new_tokens": 20, "stop_token_ids": []}
+    result = generate(llama, ragged_prompts, method="eqspec", acceptance=forced(iid_lengths(alpha, 4)), **settings)
     assert result.stats.acceptance.mean_acceptance_length == length
     assert all(record.stage_s["verify_s"] > 0 for record in result.rounds)
     assert all(record.stage_s["draft_s"] > 0 for record in result.rounds if any(row.drafted for row in record.rows))
 
 
 def test_forced_lengths_do_not_depend_on_the_layout(llama, ragged_prompts, tmp_path):
-    settings = {"acceptance": "forced", "forced_lengths": iid_lengths(0.7, 5), "max_new_tokens": 40}
+    settings = {"acceptance": forced(iid_lengths(0.7, 5)), "max_new_tokens": 40}
     runs = [generate(llama, ragged_prompts, method=m, **settings) for m in ("inplace", "masked+fifo", "exspec")]
     histograms = [[s.stats.histogram for s in run.sequences] for run in runs]
     assert histograms[0] == histograms[1] == histograms[2]

@@ -50,7 +50,7 @@ CASES = {
     "distributions": {"method": "inplace", "temperature": 1.0, "acceptance": "rejection"},
     "distributions of blocks": {"method": "inplace", "temperature": 1.0, "acceptance": "block"},
     "coupled": {"method": "inplace", "temperature": 1.0},
-    "forced": {"method": "inplace", "acceptance": "forced", "forced_lengths": (0.5, 0.5)},
+    "forced": {"method": "inplace", "acceptance": "forced:0.5/0.5"},
     "all are sure": {"method": "inplace", "draft_budget": "confidence:0.0"},
     "room for all": {"method": "inplace", "draft_budget": "capacity:12", "temperature": 1.0},
 }

@@ -41,7 +41,7 @@ METHODS = (
 COMMON = [5, 6, 7, 8, 9, 10]
 ALIKE = [Request([*COMMON[: 6 - i], *range(i)], max_new_tokens=6 + 2 * i) for i in range(4)]  # as prompts and samples
 ALIKE = [*ALIKE, Request(COMMON, n=3, max_new_tokens=9)]
-FORCED = {"acceptance": "forced", "forced_lengths": (0.3, 0.3, 0.2, 0.2)}
+FORCED = {"acceptance": "forced:0.3/0.3/0.2/0.2"}
 OVERLAPPED = {"execution": "overlapped", "batch_size": 5}
 
 
