@@ -214,8 +214,22 @@ def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:
         "device": str(pair.device),
         "dtype": str(pair.dtype).removeprefix("torch."),
         "checks": checks,
+        "layers": _layers(pair, config),
         "packed_attention": _packed_attention(pair, config, checks),
     }
+
+
+def _layers(pair: Pair, config: DecodeConfig) -> str:
+    """What runs the layers of the models that run, and why."""
+    if config.resolved_method.layout is None:
+        return "transformers"
+    models = pair.models(config.drafting.uses_draft and config.num_speculative_tokens > 0)
+    found = [model.layers.describe() if isinstance(model, HuggingFaceLM) else "its own" for model in models]
+    return (
+        found[0]
+        if len(set(found)) == 1
+        else "; ".join(f"{role} {each}" for role, each in zip(("target", "draft"), found, strict=False))
+    )
 
 
 def _packed_attention(pair: Pair, config: DecodeConfig, checks: CheckLevel) -> str:

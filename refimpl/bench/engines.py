@@ -23,8 +23,6 @@ from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.block_cache import cache_argument
-from refimpl.models.compiled import uncompiled
-from refimpl.models.stand_ins import as_loaded
 from refimpl.requests import prepare
 
 STAGES = ("draft", "verify", "realign", "host")
@@ -202,8 +200,7 @@ def _peak_memory(device: torch.device) -> Iterator[list[int]]:
 
 @contextmanager
 def as_shipped(bench: Bench) -> Iterator[None]:
-    """Have the models use transformers' standard attention, weights as they were loaded and no generation settings of
-    their own, then as before.
+    """Have the models use transformers' standard attention and no generation settings of their own, then as before.
 
     What a generation config leaves open is filled from the model's: its stop tokens would end rows early. The draft is
     set to propose a constant number of tokens, regardless of its confidence.
@@ -219,8 +216,7 @@ def as_shipped(bench: Bench) -> Iterator[None]:
         model.set_attn_implementation(ATTENTION)
         model.generation_config = generation_config
     try:
-        with uncompiled(), as_loaded(bench.target.model), as_loaded(bench.draft.model):
-            yield
+        yield
     finally:
         for model, (attention, generation_config) in zip(models, before, strict=True):
             model.set_attn_implementation(attention)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from refimpl.commands.parsing import parse_settings, parse_sizes
 from refimpl.core.config import METHODS, CheckLevel, DecodeConfig, SamplingConfig
 from refimpl.core.drafting import DrafterName, DraftingConfig
+from refimpl.core.engine_settings import LayersName
 from refimpl.core.errors import InputError, require
 from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, declared_options, option, option_of
 
@@ -101,20 +102,16 @@ class HeadOptions(PairOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(HeadOptions):
-    """A pair that may be compiled, whose weights may be prepacked, or whose norms may be fused."""
+    """A pair, and what runs its layers."""
 
-    compile_: Annotated[bool, option(MODELS, "Fuse parts of layers with torch.compile.", "--compile")] = False
-    prepack: Annotated[bool, option(MODELS, "Also store weights in oneDNN layout: float32 on a CPU.", "--prepack")] = (
-        False
-    )
-    fuse_norms: Annotated[
-        bool, option(MODELS, "Compute each norm in one or two calls instead of eight.", "--fuse-norms")
-    ] = False
+    layers: Annotated[
+        LayersName,
+        option(MODELS, "What runs the layers: lean needs few operations a layer; compiled fuses those."),
+    ] = "auto"
 
     def load(self, **more: Any) -> Any:
-        """Load the pair, made faster if asked for."""
-        speed = {"compile_modules": self.compile_, "prepack_weights": self.prepack, "fuse_norms": self.fuse_norms}
-        return super().load(**speed, **more)
+        """Load the pair with these layers."""
+        return super().load(layers=self.layers, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

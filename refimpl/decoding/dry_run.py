@@ -23,7 +23,6 @@ from refimpl.decoding.passes import EagerPasses
 from refimpl.drafting.budgets import CapacityBudget, make_budget
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.head import RegressiveHead
-from refimpl.models.prepacked import copied_bytes
 from refimpl.placement import pays_to_pack
 
 
@@ -32,7 +31,7 @@ class Footprint:
     """Bytes that are in use at the same time.
 
     Attributes:
-        weights_bytes: of the models that run; tied ones count once, prepacked ones twice.
+        weights_bytes: of the models that run; tied ones count once.
         kv_bytes: K/V pools of all models.
         logits_bytes: logits and distributions at the peak of the largest pass.
         activation_bytes: everything else there: hidden states, masks, copies of K/V.
@@ -153,7 +152,8 @@ class DryRun:
             sizes = {StorageWeakRef(t.untyped_storage()).cdata: t.untyped_storage().nbytes() for t in weights}
             widths = {self.pair.vocab_size, *(model.vocab_size for model in self.pair.models())}
             with StorageCounter(widths, weights) as counter:
-                yield counter, sum(sizes.values()) + sum(map(copied_bytes, _models(self.pair, self.config)))
+                copied = sum(model.layers.copied_bytes for model in _models(self.pair, self.config))
+                yield counter, sum(sizes.values()) + copied
 
     def _engine(self, sequences: Seq[Sequence]) -> Engine:
         """An engine of the first batch, built for all."""
@@ -220,14 +220,14 @@ class _Anything:
         return [0] * limit
 
 
-def _models(pair: Pair, config: DecodeConfig) -> list[nn.Module]:
+def _models(pair: Pair, config: DecodeConfig) -> list[HuggingFaceLM]:
     """Those that run."""
-    return [each.model for each in pair.models(config.drafting.uses_draft) if isinstance(each, HuggingFaceLM)]
+    return [each for each in pair.models(config.drafting.uses_draft) if isinstance(each, HuggingFaceLM)]
 
 
 def _weights(pair: Pair, config: DecodeConfig) -> list[Tensor]:
     """Parameters and buffers of the models that run, and of the head."""
-    models = _models(pair, config)
+    models: list[nn.Module] = [each.model for each in _models(pair, config)]
     if config.drafting.drafter == "head" and isinstance(pair.head, RegressiveHead):
         models.append(pair.head.block)
     return [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]

@@ -19,8 +19,7 @@ from refimpl.core.tokens import first_difference
 from refimpl.core.values import require_bool, require_int
 from refimpl.generation import generate
 from refimpl.judging.method_runs import runs_to_verify, widened
-from refimpl.models.adapter import HuggingFaceLM, Pair
-from refimpl.models.compiled import is_compiled
+from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed
 from refimpl.results import Result
 
@@ -193,8 +192,6 @@ def verify(
     require_int("jobs", jobs, 1)
     if jobs != 1 and pair.device.type != "cpu":
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
-    if jobs != 1 and any(isinstance(lm, HuggingFaceLM) and is_compiled(lm.model) for lm in pair.models()):
-        raise InputError(f"jobs must be 1 for compiled models, not {jobs}: processes would run them uncompiled")
     pair.require_plain_target()
     prompts = listed(prompts)
     references = _references(pair, prompts, runs, given, progress)

@@ -3,10 +3,9 @@
 Of this room only this file, `block_cache`, `compiled`, `checks`, `probe` and `attention` know transformers.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import get_ident
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,11 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from refimpl.core.engine_settings import LayersName
 from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
-from refimpl.models.block_cache import BlockCache, call_with_cache
+from refimpl.models.block_cache import call_with_cache
 from refimpl.models.checks import (
     experts_of,
     mixes_rows,
@@ -27,8 +27,10 @@ from refimpl.models.checks import (
     ropes_of_batches,
     steady_positions,
 )
-from refimpl.models.compiled import uncompiled
 from refimpl.models.head import DraftHead
+from refimpl.models.layers import choose_layers
+from refimpl.models.lean_trial import Run, largest_error
+from refimpl.models.module_layers import ModuleLayers
 from refimpl.models.probe import (
     ForwardPacked,
     cache_entries,
@@ -92,14 +94,14 @@ class HuggingFaceLM:
     Args:
         model: a causal model, already on its device and in its dtype.
         name: how errors call it.
+        layers: what runs its layers, see `choose_layers`.
 
     Raises:
         InputError: the model declares what the engine cannot do, has attention of its own that cannot be set, does not
             honour explicit positions and masks, or fails in another way; the message names the reason.
     """
 
-    @uncompiled()
-    def __init__(self, model: PreTrainedModel, name: str = "model"):
+    def __init__(self, model: PreTrainedModel, name: str = "model", layers: LayersName = "auto"):
         self.model, self.name = model.eval(), name
         with refusing_what_fails(model, name):
             refuse_what_is_declared(model)
@@ -112,6 +114,8 @@ class HuggingFaceLM:
             self.kv_shape = kv_shape_of(model)
             heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
             self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
+            own: Run = ModuleLayers(model, self.kv_shape, self._groups)
+            self._run = own
             refuse_unless_positions_and_mask_count(self)
             self.shape_bound = depends_on_shape(self)
         self.kernel = PackedKernel()
@@ -119,6 +123,8 @@ class HuggingFaceLM:
         self.forward_packed = self._run_packed if packs else None
         if packs:
             self.kernel = choose_kernel(self.kv_shape, heads)
+        self.layers = choose_layers(layers, own, model, self._error_of)
+        self._run = self.layers.run
 
     @property
     def mixes_rows(self) -> bool:
@@ -126,58 +132,34 @@ class HuggingFaceLM:
         return mixes_rows(self.model)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
-        """Run a block through the model with explicit positions and an explicit 4-D mask."""
-        with self._noting(block):
-            return call_with_cache(
-                self.model,
-                BlockCache(self.kv_shape.num_layers, block),
-                input_ids=block.tokens,
-                position_ids=block.position_ids,
-                attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
-                logits_to_keep=num_logits,
-            ).logits
+        """Run a block, with explicit positions and an explicit mask."""
+        return self._run(block, num_logits)
 
     def _run_packed(self, block: PackedBlock, num_logits: int) -> Float[Tensor, "num_logits vocab"]:
-        """Run a packed block: the attention function gets the block, and no mask."""
+        """Run a packed block, whose rows are answered one by one or by the kernel."""
+        return self._run(self._prepared(block), num_logits)[0]
+
+    def _prepared(self, block: PackedBlock) -> PackedBlock:
         block = self.kernel.prepared(block)
-        if not block.attend and (rows := block.rectangle):
-            mask = attention.additive_mask(rows.mask, self.kv_shape.dtype, self._groups)
-            block = replace(block, rectangle=replace(rows, mask=mask))
-        with self._noting(block):
-            return call_with_cache(
-                self.model,
-                BlockCache(self.kv_shape.num_layers, block),
-                input_ids=block.tokens,
-                position_ids=block.position_ids,
-                attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.kv_shape.dtype, device=self.kv_shape.device),
-                logits_to_keep=num_logits,
-                packed=block,
-            ).logits[0]
+        if block.attend or block.rectangle is None:
+            return block
+        mask = attention.additive_mask(block.rectangle.mask, self.kv_shape.dtype, self._groups)
+        return replace(block, rectangle=replace(block.rectangle, mask=mask))
 
-    @contextmanager
-    def _noting(self, block: Block | PackedBlock) -> Iterator[None]:
-        """Hand what the LM head reads in this thread to a block that asks for it."""
-        if block.note_hidden is None:
-            yield
-            return
-        note, thread = block.note_hidden, get_ident()
+    def _error_of(self, lean: Run) -> float:
+        """Largest error of lean layers on a few ragged passes, against the layers of now."""
 
-        def note_own(_: Any, read: tuple[Tensor]) -> None:
-            if get_ident() == thread:
-                note(read[0])
+        def run(layers: Run, block: Block | PackedBlock, num_logits: int) -> Tensor:
+            return layers(self._prepared(block) if isinstance(block, PackedBlock) else block, num_logits)
 
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(note_own)
-        try:
-            yield
-        finally:
-            hook.remove()
+        ways = partial(run, lean), partial(run, self._run)
+        return largest_error(self.kv_shape, self.vocab_size, *ways, packed=self.forward_packed is not None)
 
     def fresh_row(self) -> FeedRow:
         """Start one row on transformers' own DynamicCache, positions and mask left to the model."""
         cache = DynamicCache(config=self.model.config)
 
         @torch.inference_mode()
-        @uncompiled()
         def feed(tokens: list[int]) -> Tensor:
             ids = torch.tensor([tokens], device=self.model.device)
             return call_with_cache(self.model, cache, input_ids=ids, logits_to_keep=1).logits[0, -1]
@@ -185,7 +167,6 @@ class HuggingFaceLM:
         return feed
 
     @torch.inference_mode()
-    @uncompiled()
     def fresh_kv(self, tokens: list[int]) -> Tensor:
         """Fill a DynamicCache with the row and stack its layers."""
         cache = DynamicCache()  # without the configuration, so that sliding windows keep all entries

@@ -65,7 +65,7 @@ def grouped_attention(
         attention_mask = attention_mask[:, :, :q]
     if attention_mask is None or heads == kv_heads or attention_mask.shape[2] != q * (heads // kv_heads):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    return _folded(query, key, value, attention_mask, scaling), None
+    return folded_attention(query, key, value, attention_mask, scaling), None
 
 
 def packed_attention(
@@ -97,8 +97,14 @@ def _of_part(
     return rectangle.unfold(output, heads)
 
 
-def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention with the queries of heads that share keys laid side by side ``[batch, q, heads, value_dim]``."""
+def folded_attention(
+    query: Float[Tensor, "batch heads q dim"],
+    key: Float[Tensor, "batch kv_heads width dim"],
+    value: Float[Tensor, "batch kv_heads width value_dim"],
+    mask: Float[Tensor, "batch 1 groups_q width"],
+    scaling: float | None,
+) -> Float[Tensor, "batch q heads value_dim"]:
+    """Attention with the queries of heads that share keys laid side by side, behind the mask of `additive_mask`."""
     (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
     folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
     output = _attend(folded, key, value, mask, scaling)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,13 @@ from transformers import (
 from transformers.quantizers import AutoHfQuantizer
 
 from refimpl.core.drafting import DrafterName
+from refimpl.core.engine_settings import LAYERS, LayersName
 from refimpl.core.errors import InputError, UnsupportedModelError, require, shown
 from refimpl.core.reading import is_folder
 from refimpl.core.request import check_stops
 from refimpl.core.values import require_bool, require_int
-from refimpl.models import norms
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
-from refimpl.models.compiled import compile_layers
-from refimpl.models.prepacked import prepack
 from refimpl.pairs.classes import build, causal_class
 from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
@@ -37,7 +35,6 @@ from refimpl.pairs.reading import from_pretrained
 from refimpl.pairs.unapplied import warn_of_unapplied
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
-SPEED = {"compile_modules": compile_layers, "prepack_weights": prepack, "fuse_norms": norms.fuse_norms}
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
 
 
@@ -54,9 +51,7 @@ def load_pair(
     stop_token_ids: list[int] | None = None,
     vocab_size: int | None = None,
     seed: int = 0,
-    compile_modules: bool = False,
-    prepack_weights: bool = False,
-    fuse_norms: bool = False,
+    layers: LayersName = "auto",
 ) -> Pair:
     """Load a target and its draft.
 
@@ -72,7 +67,7 @@ def load_pair(
         trust_remote_code: let code that comes with a model run; off unless asked for.
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens, see `make_pair`.
-        compile_modules, prepack_weights, fuse_norms: `compile_layers`, `prepack` or `fuse_norms` of both models.
+        layers: what runs the layers of both models, see `make_pair`.
 
     Warns:
         VocabularyWarning, GenerationConfigWarning: the two tokenizers give many ids another meaning; see `make_pair`.
@@ -80,32 +75,17 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
-    speed = _check_options(seed, random_weights, trust_remote_code, compile_modules, prepack_weights, fuse_norms)
+    require_bool("random_weights", random_weights)
+    require_bool("trust_remote_code", trust_remote_code)
+    require_int("seed", seed, -(2**63), 2**63 - 2)  # the draft's is one more
     named, where = find_models(target, draft, drafter, head), find_device(device)
     number_format = find_dtype(dtype, where)
     if random_weights:
         models, tokenizer = _random_models(named, where, number_format, seed), None
     else:
         models, tokenizer = _read_pair(named, where, number_format, trust_remote_code)
-    for model in models:
-        speed(model)
     ids: dict[str, Any] = {"tokenizer": tokenizer, "stop_token_ids": stop_token_ids, "vocab_size": vocab_size}
-    return make_pair(*models, head=named.head, name=named.title, **ids)
-
-
-def _check_options(seed: int, *switches: bool) -> Callable[[PreTrainedModel], None]:
-    """What makes a model faster, if anything.
-
-    Raises:
-        InputError: a switch is neither true nor false, two exclude each other, or the seed is no integer.
-    """
-    switched = dict(zip(("random_weights", "trust_remote_code", *SPEED), switches, strict=True))
-    for name, value in switched.items():
-        require_bool(name, value)
-    require_int("seed", seed, -(2**63), 2**63 - 2)  # the draft's is one more
-    chosen = [name for name in SPEED if switched[name]]
-    require(len(chosen) < 2, f"{' and '.join(chosen)} exclude each other")
-    return SPEED[chosen[0]] if chosen else lambda _: None
+    return make_pair(*models, head=named.head, name=named.title, layers=layers, **ids)
 
 
 def make_pair(
@@ -117,6 +97,7 @@ def make_pair(
     stop_token_ids: Collection[int] | None = None,
     vocab_size: int | None = None,
     name: str = "pair",
+    layers: LayersName = "auto",
 ) -> Pair:
     """Pair two transformers models that are in memory already, on one device and each in its number format.
 
@@ -131,6 +112,7 @@ def make_pair(
         vocab_size: number of ids that are tokens; ids from there on are padding rows, which are never produced. Needed
             where the models' sizes differ and there is no tokenizer.
         name: how results and errors call the pair.
+        layers: what runs the layers of both, see `refimpl.models.layers.choose_layers`.
 
     Warns:
         GenerationConfigWarning: settings of the target's generation config, as repetition_penalty, are not applied.
@@ -143,7 +125,8 @@ def make_pair(
     _check_objects(given, tokenizer, head)
     if draft is not None and target.device != draft.device:
         raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
-    models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}") for role, model in given]
+    require(layers in LAYERS, f"layers must be one of {', '.join(LAYERS)}, not {shown(layers)}")
+    models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}", layers) for role, model in given]
     size = shared_vocab_size(models[0].vocab_size, models[-1].vocab_size, tokenizer, vocab_size)
     check_stops(stop_token_ids, (), size)
     stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids

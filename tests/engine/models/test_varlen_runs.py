@@ -129,7 +129,7 @@ def test_one_call_a_layer_and_no_block_is_gathered(kernel_pair, monkeypatch):
 @pytest.mark.parametrize("method", ["inplace+static", "paged"])
 def test_rows_are_looked_up_for_packed_passes_alone(llama, monkeypatch, method):
     looked_up, passes = [], []
-    monkeypatch.setattr(Layout, "rows_in_pool", noting(looked_up, Layout.pooled))
+    monkeypatch.setattr(Layout, "rows_in_pool", noting(looked_up, Layout.rows_in_pool))
     for model in llama.models():
         monkeypatch.setattr(model, "forward_packed", noting(passes, model.forward_packed))
     tokens(llama, method)

@@ -1,0 +1,78 @@
+"""Which code runs a model's layers: transformers' own, or lean ones after a trial against it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from refimpl.core.engine_settings import LayersName
+from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.models.lean import LeanLayers
+from refimpl.models.lean_trial import Run, allowed_error
+
+MOST_PACKED_BYTES = 1 << 30  # of weights that are copied without being asked for
+
+
+class Layers(NamedTuple):
+    """What runs a model's layers.
+
+    Attributes:
+        run: a pass.
+        name: its value of `layers`, never "auto".
+        about: why it is not another one, or how far it is from transformers' own.
+    """
+
+    run: Run
+    name: LayersName
+    about: str
+
+    def describe(self) -> str:
+        """For the environment of a run."""
+        return f"{self.name}: {self.about}" if self.about else self.name
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of weights that are stored a second time."""
+        return self.run.copied_bytes if isinstance(self.run, LeanLayers) else 0
+
+
+def choose_layers(wanted: LayersName, own: Run, model: PreTrainedModel, error_of: Callable[[Run], float]) -> Layers:
+    """What runs a model's layers.
+
+    Args:
+        wanted: "transformers" for its own modules; "lean" for few operations a layer; "packed" for these and a copy of
+            the weights in oneDNN's order (float32 on a CPU); "compiled" to have `torch.compile` fuse them; "auto" for
+            compiled on a GPU, packed for models of up to 1 GiB where that is possible, else lean, but transformers' own
+            in float64, and where a class of models is not known or the trial fails.
+        own: transformers' own.
+        model: whose layers they are.
+        error_of: the largest error of others, as of `lean_trial.largest_error`.
+
+    Raises:
+        InputError: lean layers were asked for and cannot be had.
+    """
+    name, about = (wanted, "") if wanted != "auto" else _best_for(model)
+    if name == "transformers":
+        return Layers(own, name, about)
+    try:
+        lean = LeanLayers(model, name)
+        error = error_of(lean)
+        if not error <= allowed_error(model.dtype):
+            raise UnsupportedModelError(f"the numbers of {name} layers are off by {error:.1g}")
+    except UnsupportedModelError as reason:
+        if wanted != "auto":
+            raise InputError(f"layers cannot be {wanted}: {reason}") from None
+        return Layers(own, "transformers", str(reason))
+    return Layers(lean, name, "equal bits" if error == 0 else f"within {error:.1g} of transformers'")
+
+
+def _best_for(model: PreTrainedModel) -> tuple[LayersName, str]:
+    """The fastest that is tried on this device, and why where it is none."""
+    if model.dtype == torch.float64:
+        return "transformers", "in float64, norms are rounded to float32"
+    if model.device.type == "cuda":
+        return "compiled", ""
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    packs = model.device.type == "cpu" and model.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return "packed" if packs and size <= MOST_PACKED_BYTES else "lean", ""

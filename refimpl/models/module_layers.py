@@ -1,0 +1,67 @@
+"""The engine's passes through a model of transformers as it is, module by module."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from refimpl.layouts.packed import PackedBlock
+from refimpl.layouts.store import Block, KVShape
+from refimpl.models import attention
+from refimpl.models.block_cache import BlockCache, call_with_cache
+
+
+class ModuleLayers:
+    """Runs blocks through transformers' own forward, with explicit positions and an explicit 4-D mask.
+
+    Args:
+        model: whose attention is set.
+        shape: of its cache.
+        groups: query heads that share keys, where attention folds them; else 1.
+    """
+
+    def __init__(self, model: PreTrainedModel, shape: KVShape, groups: int):
+        self.model, self.shape, self.groups = model, shape, groups
+
+    def __call__(self, block: Block | PackedBlock, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Logits of the last `num_logits` tokens of each row."""
+        with self._noting(block):
+            logits: Tensor = call_with_cache(
+                self.model,
+                BlockCache(self.shape.num_layers, block),
+                input_ids=block.tokens,
+                position_ids=block.position_ids,
+                logits_to_keep=num_logits,
+                **self._seen(block),
+            ).logits
+        return logits
+
+    def _seen(self, block: Block | PackedBlock) -> dict[str, Any]:
+        """What says which slots queries see; a packed block says it by itself, and its mask is ignored."""
+        if isinstance(block, PackedBlock):
+            none = torch.zeros(1, 1, 1, 1, dtype=self.shape.dtype, device=self.shape.device)
+            return {"attention_mask": none, "packed": block}
+        return {"attention_mask": attention.additive_mask(block.mask, self.shape.dtype, self.groups)}
+
+    @contextmanager
+    def _noting(self, block: Block | PackedBlock) -> Iterator[None]:
+        """Hand what the LM head reads in this thread to a block that asks for it."""
+        if block.note_hidden is None:
+            yield
+            return
+        note, thread = block.note_hidden, get_ident()
+
+        def note_own(_: Any, read: tuple[Tensor]) -> None:
+            if get_ident() == thread:
+                note(read[0])
+
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(note_own)
+        try:
+            yield
+        finally:
+            hook.remove()
