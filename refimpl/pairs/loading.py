@@ -123,8 +123,6 @@ def make_pair(
     """
     given = [("target", target), *([("draft", draft)] if draft is not None else [])]
     _check_objects(given, tokenizer, head)
-    if draft is not None and target.device != draft.device:
-        raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
     require(layers in LAYERS, f"layers must be one of {', '.join(LAYERS)}, not {shown(layers)}")
     models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}", layers) for role, model in given]
     size = shared_vocab_size(models[0].vocab_size, models[-1].vocab_size, tokenizer, vocab_size)
@@ -151,6 +149,10 @@ def _check_objects(models: list[tuple[str, PreTrainedModel]], tokenizer: Any, he
             raise InputError(f"the {role} must be a transformers model, not {given}: load_pair takes names and paths")
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         raise InputError(f"the tokenizer must be one of transformers, not {type(tokenizer).__name__}")
+    devices = [model.device for _, model in models]
+    require(
+        len(set(devices)) == 1, f"the target is on {devices[0]}, the draft on {devices[-1]}: they must share a device"
+    )
     if head is not None and not isinstance(head, str | os.PathLike):
         raise InputError(f"the head must be the path of its file, not {type(head).__name__}")
 
