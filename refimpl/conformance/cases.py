@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from refimpl.conformance.limits import LONG_BATCH, Limits
 from refimpl.conformance.protocol import EngineSettings, Prompts
-from refimpl.core.errors import require
 from refimpl.core.tokens import EOS, PAD
-from refimpl.core.values import require_int, use_plain_numbers
 
 MAX_PROMPTS, MAX_PROMPT_TOKENS = 9, 10
 BUDGETS = (1, 2, 3, *2 * tuple(range(4, 13)))  # short ones end before anything can go wrong
@@ -18,11 +17,7 @@ BATCHES, WIDE_BATCHES = (1, 2, 2, 3, 3, 4, 4, 5), (2, 4, 6, 8, 8)
 TEMPERATURES = (1.0, 0.5, 2.0)  # at 1 alone, a temperature that is applied twice cannot be told
 SEED_ROWS, SEED_TOKENS = 8, 32
 CONTROL_ROWS, CONTROL_PROMPT_TOKENS = 16, 8
-LONG_BATCH = 4
 WIDE_ROWS = (17, 33)  # one more than a power of two
-MOST = {"prompt_tokens": 2**17, "new_tokens": 2**17, "law_samples": 10**6, "max_batch": 4096, "max_k": 1024, "k": 1024}
-LEAST = {"law_samples": 100}  # 1 of the others
-MOST_PROMPT_TOKENS = 2**22  # of the long case
 LATE = 1000  # rounds after which any row of the cases has ended
 LAST_ROUND = 18  # in which a prompt comes
 ROUNDS_ALONE = 6  # of a row that is then cancelled
@@ -146,133 +141,100 @@ def serving_cases(draw: Any, vocab_size: int, block_size: int) -> EngineCase:
     return EngineCase(tuple(prompts), settings, ())
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How far the cases go; the kit knows nothing about what an engine does beyond.
+def long_case(limits: Limits, vocab_size: int, *, sampled: bool = False) -> EngineCase:
+    """A batch of prompts of very different lengths, decoded further than the cases that are searched."""
+    rng = random.Random(0)
+    lengths = (limits.prompt_tokens, 1, -(-limits.prompt_tokens // 2), -(-limits.prompt_tokens // 5))
+    size = limits.max_batch or LONG_BATCH
+    prompts = tuple(
+        tuple(rng.randrange(vocab_size) for _ in range(lengths[i % len(lengths)])) for i in range(max(size, LONG_BATCH))
+    )
+    settings = EngineSettings(limits.new_tokens, size, limits.max_k or 3, temperature=1.0 if sampled else 0.0)
+    return EngineCase(prompts, settings, (limits.new_tokens - 1,))
 
-    Attributes:
-        prompt_tokens, new_tokens: of the long case.
-        law_samples: continuations that the law of samples is judged by.
-        max_batch, max_k: no larger batch or number of drafts is asked for, and the long case has these; None: 8 in the
-            cases that are searched, and what the fixed ones have.
-        k: the only number of drafts that is asked for, beside 0; None: several.
 
-    Raises:
-        InputError: a limit beyond `MOST`, `k` together with `max_k`, or prompts of more than `MOST_PROMPT_TOKENS`
-            together.
+def plain_case(limits: Limits, vocab_size: int) -> EngineCase:
+    """The long case in a batch without drafts."""
+    case = long_case(limits, vocab_size)
+    return replace(case, settings=replace(case.settings, num_speculative_tokens=0))
+
+
+def sharing_case(limits: Limits, vocab_size: int, block_size: int) -> EngineCase:
+    """Prompts with first tokens in common, up to one around multiples of a block, for engines that share K/V."""
+    size, rng = block_size, random.Random(1)
+    common = [rng.randrange(vocab_size) for _ in range(2 * size)]
+    cuts = ((2 * size, 1), (size, 0), (size + 1, 0), (size - 1, 1), (size, 2), (2 * size - 1, 1))
+    prompts = tuple((*common[:cut], *(i % vocab_size,) * more) for i, (cut, more) in enumerate(cuts))
+    prompts = tuple(prompt[: limits.prompt_tokens] for prompt in prompts)
+    return EngineCase(prompts, EngineSettings(8, limits.max_batch or LONG_BATCH, limits.max_k or 3))
+
+
+def wide_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """More rows at once than in any other greedy case; the larger batch has prompts of the smaller one again."""
+    rng, (few, many) = random.Random(3), WIDE_ROWS
+    prompts = [tuple(rng.choices(range(vocab_size), k=1 + i % MAX_PROMPT_TOKENS)) for i in range(few)]
+    again = (*prompts, *prompts[: many - few])
+    return tuple(EngineCase(again[:rows], EngineSettings(8, rows, limits.max_k or 3)) for rows in WIDE_ROWS)
+
+
+def even_case(limits: Limits, vocab_size: int) -> EngineCase:
+    """A batch whose rows all end at once, at the second of two stop tokens."""
+    prompt = tuple(token % vocab_size for token in (4, 1))
+    settings = EngineSettings(8, LONG_BATCH, limits.max_k or 3)
+    return EngineCase((prompt,) * LONG_BATCH, settings, (6, 2), with_stop_inside=False)
+
+
+def alone_case(limits: Limits, vocab_size: int) -> EngineCase:
+    """One row that is cancelled when it must have begun, and cannot have ended."""
+    drafts = limits.bounded(EngineSettings(num_speculative_tokens=1)).num_speculative_tokens
+    settings = EngineSettings(ROUNDS_ALONE * (drafts + 1) + 1, 1, drafts, submit_at=(0,), cancel_at=(ROUNDS_ALONE,))
+    return EngineCase(((4 % vocab_size, 1),), settings, ())
+
+
+def busy_cases(vocab_size: int, block_size: int, *, keyed: bool) -> tuple[EngineCase, ...]:
+    """Long rows, more than a small pool holds, that end at stop tokens; some are cancelled, and all come again.
+
+    They come over `LAST_ROUND` rounds. The same once more with samples, where they are keyed.
     """
+    rng, lengths = random.Random(2), (2 * block_size + 2, block_size + 1, 3, 2 * block_size + 1, block_size)
+    prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths]
+    settings = EngineSettings(
+        12,
+        LONG_BATCH,
+        3,
+        submit_at=(0, 0, 0, 1, 2, 5, 8, 11, 14, LAST_ROUND),
+        cancel_at=(None, 1, None, LATE, None, None, None, 2, None, None),
+    )
+    case = EngineCase((*prompts, prompts[1], *prompts[2:], prompts[0]), settings, (9, 5))
+    return (case, replace(case, settings=replace(settings, temperature=1.0))) if keyed else (case,)
 
-    prompt_tokens: int = 130
-    new_tokens: int = 66
-    law_samples: int = 4096
-    max_batch: int | None = None
-    max_k: int | None = None
-    k: int | None = None
 
-    def __post_init__(self) -> None:
-        for name, most in MOST.items():
-            if getattr(self, name) is not None or getattr(Limits, name) is not None:
-                require_int(name, getattr(self, name), LEAST.get(name, 1), most)
-        use_plain_numbers(self)
-        require(self.k is None or self.max_k is None, "k and max_k exclude each other: give one of them")
-        tokens = max(self.max_batch or 0, LONG_BATCH) * self.prompt_tokens
-        require(
-            tokens <= MOST_PROMPT_TOKENS,
-            f"the prompts of the long case would have {tokens} tokens together, at most {MOST_PROMPT_TOKENS}: "
-            "lower prompt_tokens or max_batch",
-        )
+def law_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """One prompt very often, with few new tokens, for each of `LAWS`."""
+    return tuple(_law_case(limits, law, vocab_size) for law in LAWS)
 
-    def bounded(self, settings: EngineSettings) -> EngineSettings:
-        """The settings, within the largest batch and number of drafts."""
-        batch_size = min(settings.batch_size, self.max_batch or settings.batch_size)
-        asked = settings.num_speculative_tokens
-        drafts = self.k if self.k and asked else min(asked, self.max_k or asked)
-        return replace(settings, batch_size=batch_size, num_speculative_tokens=drafts)
 
-    def long_case(self, vocab_size: int, *, sampled: bool = False) -> EngineCase:
-        """A batch of prompts of very different lengths, decoded further than the cases that are searched."""
-        rng = random.Random(0)
-        lengths = (self.prompt_tokens, 1, -(-self.prompt_tokens // 2), -(-self.prompt_tokens // 5))
-        size = self.max_batch or LONG_BATCH
-        prompts = tuple(
-            tuple(rng.randrange(vocab_size) for _ in range(lengths[i % len(lengths)]))
-            for i in range(max(size, LONG_BATCH))
-        )
-        settings = EngineSettings(self.new_tokens, size, self.max_k or 3, temperature=1.0 if sampled else 0.0)
-        return EngineCase(prompts, settings, (self.new_tokens - 1,))
+def _law_case(limits: Limits, law: Law, vocab_size: int) -> EngineCase:
+    prompt = tuple(token % vocab_size for token in law.prompt)
+    settings = EngineSettings(law.tokens, LAW_BATCH, law.drafts, temperature=law.temperature, seed=1)
+    return EngineCase((prompt,) * int(law.share * limits.law_samples), settings)
 
-    def plain_case(self, vocab_size: int) -> EngineCase:
-        """The long case in a batch without drafts."""
-        case = self.long_case(vocab_size)
-        return replace(case, settings=replace(case.settings, num_speculative_tokens=0))
 
-    def sharing_case(self, vocab_size: int, block_size: int) -> EngineCase:
-        """Prompts with first tokens in common, up to one around multiples of a block, for engines that share K/V."""
-        size, rng = block_size, random.Random(1)
-        common = [rng.randrange(vocab_size) for _ in range(2 * size)]
-        cuts = ((2 * size, 1), (size, 0), (size + 1, 0), (size - 1, 1), (size, 2), (2 * size - 1, 1))
-        prompts = tuple((*common[:cut], *(i % vocab_size,) * more) for i, (cut, more) in enumerate(cuts))
-        prompts = tuple(prompt[: self.prompt_tokens] for prompt in prompts)
-        return EngineCase(prompts, EngineSettings(8, self.max_batch or LONG_BATCH, self.max_k or 3))
+def warm_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """One prompt often, at a high temperature."""
+    settings = EngineSettings(WARM_TOKENS, LAW_BATCH, 2, temperature=HOT, seed=1)
+    return (EngineCase(((4 % vocab_size, 1),) * WARM_ROWS, settings),)
 
-    def wide_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
-        """More rows at once than in any other greedy case; the larger batch has prompts of the smaller one again."""
-        rng, (few, many) = random.Random(3), WIDE_ROWS
-        prompts = [tuple(rng.choices(range(vocab_size), k=1 + i % MAX_PROMPT_TOKENS)) for i in range(few)]
-        again = (*prompts, *prompts[: many - few])
-        return tuple(EngineCase(again[:rows], EngineSettings(8, rows, self.max_k or 3)) for rows in WIDE_ROWS)
 
-    def even_case(self, vocab_size: int) -> EngineCase:
-        """A batch whose rows all end at once, at the second of two stop tokens."""
-        prompt = tuple(token % vocab_size for token in (4, 1))
-        settings = EngineSettings(8, LONG_BATCH, self.max_k or 3)
-        return EngineCase((prompt,) * LONG_BATCH, settings, (6, 2), with_stop_inside=False)
+def seed_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """Enough tokens that two seeds do not give the same ones by chance."""
+    prompts = tuple((i % vocab_size, 1) for i in range(SEED_ROWS))
+    settings = EngineSettings(SEED_TOKENS, SEED_ROWS, 3, temperature=max(TEMPERATURES), seed=1)
+    return (EngineCase(prompts, settings),)
 
-    def alone_case(self, vocab_size: int) -> EngineCase:
-        """One row that is cancelled when it must have begun, and cannot have ended."""
-        drafts = self.bounded(EngineSettings(num_speculative_tokens=1)).num_speculative_tokens
-        settings = EngineSettings(ROUNDS_ALONE * (drafts + 1) + 1, 1, drafts, submit_at=(0,), cancel_at=(ROUNDS_ALONE,))
-        return EngineCase(((4 % vocab_size, 1),), settings, ())
 
-    def busy_cases(self, vocab_size: int, block_size: int, *, keyed: bool) -> tuple[EngineCase, ...]:
-        """Long rows, more than a small pool holds, that end at stop tokens; some are cancelled, and all come again.
-
-        They come over `LAST_ROUND` rounds. The same once more with samples, where they are keyed.
-        """
-        rng, lengths = random.Random(2), (2 * block_size + 2, block_size + 1, 3, 2 * block_size + 1, block_size)
-        prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths]
-        settings = EngineSettings(
-            12,
-            LONG_BATCH,
-            3,
-            submit_at=(0, 0, 0, 1, 2, 5, 8, 11, 14, LAST_ROUND),
-            cancel_at=(None, 1, None, LATE, None, None, None, 2, None, None),
-        )
-        case = EngineCase((*prompts, prompts[1], *prompts[2:], prompts[0]), settings, (9, 5))
-        return (case, replace(case, settings=replace(settings, temperature=1.0))) if keyed else (case,)
-
-    def law_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
-        """One prompt very often, with few new tokens, for each of `LAWS`."""
-        return tuple(self._law_case(law, vocab_size) for law in LAWS)
-
-    def _law_case(self, law: Law, vocab_size: int) -> EngineCase:
-        prompt = tuple(token % vocab_size for token in law.prompt)
-        settings = EngineSettings(law.tokens, LAW_BATCH, law.drafts, temperature=law.temperature, seed=1)
-        return EngineCase((prompt,) * int(law.share * self.law_samples), settings)
-
-    def warm_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
-        """One prompt often, at a high temperature."""
-        settings = EngineSettings(WARM_TOKENS, LAW_BATCH, 2, temperature=HOT, seed=1)
-        return (EngineCase(((4 % vocab_size, 1),) * WARM_ROWS, settings),)
-
-    def seed_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
-        """Enough tokens that two seeds do not give the same ones by chance."""
-        prompts = tuple((i % vocab_size, 1) for i in range(SEED_ROWS))
-        settings = EngineSettings(SEED_TOKENS, SEED_ROWS, 3, temperature=max(TEMPERATURES), seed=1)
-        return (EngineCase(prompts, settings),)
-
-    def control_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
-        """Many prompts that have nothing in common."""
-        rng = random.Random(0)
-        prompts = tuple(tuple(rng.choices(range(vocab_size), k=CONTROL_PROMPT_TOKENS)) for _ in range(CONTROL_ROWS))
-        return (EngineCase(prompts, EngineSettings()),)
+def control_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """Many prompts that have nothing in common."""
+    rng = random.Random(0)
+    prompts = tuple(tuple(rng.choices(range(vocab_size), k=CONTROL_PROMPT_TOKENS)) for _ in range(CONTROL_ROWS))
+    return (EngineCase(prompts, EngineSettings()),)

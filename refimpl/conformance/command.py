@@ -2,15 +2,13 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from refimpl.core.console import BAD_INPUT, INTERRUPTED
-from refimpl.core.errors import InputError
-from refimpl.core.extras import missing_extra
-from refimpl.core.interrupts import tell
-from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, command, option
+from refimpl.conformance.limits import Limits
+from refimpl.core.interrupts import INTERRUPTED
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, command, declared_options, option
 
 app = typer.Typer()
 
@@ -31,25 +29,9 @@ class SubjectOptions:
     timeout_s: Annotated[float, option(ENGINE, "Seconds an answer may take.", min=0.01)] = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared_options(Limits, panel=ENGINE)
 class LimitOptions:
-    """How far the cases go: fields of `refimpl.conformance.cases.Limits`."""
-
-    max_batch: Annotated[
-        int | None, option(ENGINE, "Largest batch. 1 tests an engine that takes one row at a time.", min=1)
-    ] = None
-    max_k: Annotated[int | None, option(ENGINE, "Most tokens drafted per row and round.", min=1)] = None
-    k: Annotated[
-        int | None,
-        option(ENGINE, "An engine built for one number of drafts: ask for it alone, and for 0.", "--k", min=1),
-    ] = None
-    prompt_tokens: Annotated[
-        int, option(PROMPTS, "Longest prompt of the long case, in tokens.", "--prompt-length", "--long-prompt", min=1)
-    ] = 130
-    new_tokens: Annotated[int, option(PROMPTS, "New tokens of the long case.", "--long-output", min=1)] = 66
-    law_samples: Annotated[
-        int, option(SAMPLING, "Continuations that judge the law of samples; 16384 show subtle errors.", min=100)
-    ] = 4096
+    """How far the cases go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +55,10 @@ def conformance(*, tested: SubjectOptions, limits: LimitOptions, search: SearchO
 
     Exit codes: 0 it passes, 1 it does not, 2 bad input, 3 nothing failed but the time was up. Progress is on stderr.
     """
+    from refimpl.conformance.runner import run_conformance
+
     try:
-        report = _run(limits, **asdict(tested), **asdict(search))
-    except InputError as error:
-        tell(f"error: {error}")
-        raise typer.Exit(BAD_INPUT) from None
-    except KeyboardInterrupt as end:
+        report = run_conformance(limits=Limits(**vars(limits)), **asdict(tested), **asdict(search))
+    except KeyboardInterrupt as end:  # a signal with its exit code, which no engine takes for an error of its own
         raise typer.Exit(end.args[0] if end.args else INTERRUPTED) from None
     raise typer.Exit(report.exit_code)
-
-
-def _run(limits: LimitOptions, **options: Any) -> Any:
-    try:
-        from refimpl.conformance.cases import Limits
-        from refimpl.conformance.runner import run_conformance
-    except ModuleNotFoundError as error:
-        raise InputError(missing_extra(error) or str(error)) from error
-    return run_conformance(limits=Limits(**asdict(limits)), **options)

@@ -11,7 +11,9 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis.errors import Flaky
 
-from refimpl.conformance.cases import EngineCase, Limits, engine_cases, serving_cases
+from refimpl.conformance import cases
+from refimpl.conformance.cases import EngineCase
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, OF_BATCHES, SAMPLED, SERVED, STOPPED
 from refimpl.conformance.protocol import (
     BLOCK_SIZE,
@@ -196,27 +198,25 @@ class Trial:
         engine, sampled = self.subject.engine, self.name in SAMPLED
         block_size = getattr(engine, "block_size", BLOCK_SIZE)
         if self.name in SERVED:
-            busy = limits.busy_cases(vocab_size, block_size, keyed="keyed_sampling" in engine.supports)
-            return serving_cases(vocab_size, block_size), (limits.alone_case(vocab_size), *busy)
-        further: dict[str, tuple[EngineCase, ...]] = {
-            DECIDING: (
-                limits.plain_case(vocab_size),
-                limits.sharing_case(vocab_size, block_size),
-                *limits.wide_cases(vocab_size),
-            ),
-            "stop_is_exact": (limits.even_case(vocab_size),),
-        }
-        searched = engine_cases(vocab_size, sampled=sampled, stopped=self.name in STOPPED)
-        return searched, (limits.long_case(vocab_size, sampled=sampled), *further.get(self.name, ()))
+            busy = cases.busy_cases(vocab_size, block_size, keyed="keyed_sampling" in engine.supports)
+            return cases.serving_cases(vocab_size, block_size), (cases.alone_case(limits, vocab_size), *busy)
+        fixed = [cases.long_case(limits, vocab_size, sampled=sampled)]
+        if self.name == DECIDING:
+            fixed += [cases.plain_case(limits, vocab_size), cases.sharing_case(limits, vocab_size, block_size)]
+            fixed += cases.wide_cases(limits, vocab_size)
+        if self.name == "stop_is_exact":
+            fixed.append(cases.even_case(limits, vocab_size))
+        searched = cases.engine_cases(vocab_size, sampled=sampled, stopped=self.name in STOPPED)
+        return searched, tuple(fixed)
 
-    def _check_fixed(self, cases: tuple[EngineCase, ...], seed: int) -> None:
+    def _check_fixed(self, fixed: tuple[EngineCase, ...], seed: int) -> None:
         """Check cases whose samples alone depend on the seed of the search."""
-        self._planned = len(cases)
-        for case in cases:
+        self._planned = len(fixed)
+        for case in fixed:
             own = case.settings.seed + seed % MOST_SEEDS
             self._check_case(replace(case, settings=replace(case.settings, seed=own)))
 
-    def _search(self, cases: Any, max_examples: int, shrink: bool, seed: int) -> None:
+    def _search(self, searched: Any, max_examples: int, shrink: bool, seed: int) -> None:
         @hypothesis.seed(int.from_bytes(hashlib.sha256(f"{seed}:{self.name}".encode()).digest()[:8]))
         @settings(
             max_examples=int(max_examples),
@@ -228,7 +228,7 @@ class Trial:
             print_blob=False,
             report_multiple_bugs=False,
         )
-        @given(case=cases)
+        @given(case=searched)
         def search(case: EngineCase) -> None:
             if not self._failures and not self._is_new(case):
                 reject()

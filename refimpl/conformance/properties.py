@@ -4,8 +4,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from refimpl.conformance.cases import HOT, LATE, LAWS, MELTED, EngineCase, Limits
+from refimpl.conformance.cases import (
+    HOT,
+    LATE,
+    LAWS,
+    MELTED,
+    EngineCase,
+    control_cases,
+    law_cases,
+    seed_cases,
+    warm_cases,
+)
 from refimpl.conformance.laws import compare_laws
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.protocol import EngineFailure, EngineGone, EngineLost, NotSupported
 from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.core.shown import counted
@@ -315,8 +326,8 @@ OF_BATCHES = SERVED | {  # say nothing of an engine that answers for one prompt 
     "equals_reference", "rows_are_independent", "order_does_not_matter", "batch_size_does_not_matter",
 }  # fmt: skip
 FIXED: dict[str, Callable[[Limits, int], tuple[EngineCase, ...]]] = {  # the cases of others are searched
-    "prompts_matter": Limits.control_cases,
-    "seeds_give_different_samples": Limits.seed_cases,
-    "temperature_matters": Limits.warm_cases,
-    "samples_follow_the_law": Limits.law_cases,
+    "prompts_matter": control_cases,
+    "seeds_give_different_samples": seed_cases,
+    "temperature_matters": warm_cases,
+    "samples_follow_the_law": law_cases,
 }

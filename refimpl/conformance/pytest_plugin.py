@@ -11,9 +11,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from refimpl.conformance.cases import Limits
 from refimpl.conformance.command import LimitOptions, SearchOptions, SubjectOptions
 from refimpl.conformance.kit import check_property, known_properties, subject_report
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.report import REFERENCES, hint, tell_calls, tell_not_looked_at, tell_place
 from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
@@ -24,7 +24,7 @@ from refimpl.core.values import require_int
 SUBJECT = pytest.StashKey[Subject]()
 VERDICTS = pytest.StashKey[list[Verdict]]()
 OF_THE_COMMAND = ("shrink", "fail_fast", "total_time_s", "output")
-GROUPS = (SubjectOptions, LimitOptions, SearchOptions)
+GROUPS: tuple[Any, ...] = (SubjectOptions, LimitOptions, SearchOptions)
 
 
 def _declared() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(*settings.pop("names"), dest=f"conformance_{name}", **settings)
 
 
-def _options(config: pytest.Config, group: type) -> Any:
+def _options(config: pytest.Config, group: Any) -> Any:
     """An option group of the command with what was given to pytest."""
     names = [item.name for item in fields(group) if item.name not in OF_THE_COMMAND]
     return group(**{name: config.getoption(f"conformance_{name}") for name in names})
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         stack = ExitStack()
         engine, reference = stack.enter_context(opened(**asdict(tested)))
         config.add_cleanup(stack.close)
-        config.stash[SUBJECT] = Subject(engine, Limits(**asdict(_options(config, LimitOptions))), reference)
+        config.stash[SUBJECT] = Subject(engine, Limits(**vars(_options(config, LimitOptions))), reference)
         config.stash[VERDICTS] = []
     except InputError as error:
         raise pytest.UsageError(str(error)) from error

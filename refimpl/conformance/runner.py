@@ -1,9 +1,9 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -51,26 +51,17 @@ def run_conformance(
     if output is not None:
         output = output.absolute()  # an engine may change the folder
         check_writable(output)
-    with ended_by_signals(KeyboardInterrupt), _no_files_here(), progress_bars() as bars:
+    with ended_by_signals(KeyboardInterrupt), TemporaryDirectory() as folder, progress_bars() as bars:
+        set_hypothesis_home_dir(folder)  # what it writes down of sources goes with the run
         watch = Watch(bars, total_time_s)
         with opened(engine, command, reference, reference_command, timeout_s) as (subject, plain):
             options |= {"properties": chosen, "watch": watch, "reference": plain}
             report = check_engine(subject, name=engine or command or "", **options)
+        set_hypothesis_home_dir(None)
     show(report)
     if output is not None:
         write_json(report, output)
     return report
-
-
-@contextmanager
-def _no_files_here() -> Iterator[None]:
-    """Keep what Hypothesis writes down of sources out of the current folder; it goes with the run."""
-    with tempfile.TemporaryDirectory() as folder:
-        set_hypothesis_home_dir(folder)
-        try:
-            yield
-        finally:
-            set_hypothesis_home_dir(None)
 
 
 @contextmanager

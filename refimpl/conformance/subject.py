@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from refimpl.conformance.cases import Limits
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.places import place_of
 from refimpl.conformance.protocol import (
     Call,

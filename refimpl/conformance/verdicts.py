@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from refimpl.conformance.cases import Limits
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.properties import ENGINE_PROPERTIES
 from refimpl.conformance.protocol import Call
 from refimpl.conformance.raggedness import Raggedness

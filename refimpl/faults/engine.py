@@ -1,18 +1,19 @@
 """A broken engine behind the public interface of the conformance kit."""
 
-from refimpl.conformance.adapters import MethodEngine, mixed_script
+from dataclasses import fields
+
+from refimpl.conformance.adapters import SERVED, MethodEngine, mixed_script
 from refimpl.conformance.protocol import EngineSettings
-from refimpl.core.config import CheckLevel
+from refimpl.core.config import CheckLevel, DecodeConfig, SamplingConfig
 from refimpl.core.errors import InputError
 from refimpl.faults import FAULTS
 from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import table_pair, unrelated_pair
 
-PASSED_ON = (  # settings that are the engine's own
-    "top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafter", "draft_budget", "block_size", "prefix_sharing",
-    "execution", "joint_prefill",
-)  # fmt: skip
+OWN = {item.name for cls in (DecodeConfig, SamplingConfig) for item in fields(cls)} - {
+    *SERVED, "acceptance", "window_size",
+}  # fmt: skip
 
 
 class FaultyEngine(MethodEngine):
@@ -20,7 +21,7 @@ class FaultyEngine(MethodEngine):
 
     def __init__(self, fault: Fault, *, checks: CheckLevel = "oracle", pair: Pair | None = None):
         scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
-        settings = {name: value for name, value in fault.settings.items() if name in PASSED_ON}
+        settings = {name: value for name, value in fault.settings.items() if name in OWN}
         acceptance = fault.settings.get("acceptance")
         law_rule = acceptance if acceptance in LAW_ONLY else None
         super().__init__(

@@ -56,19 +56,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """A run of the engine on the table pair.
+    """A run of the engine on the table pair. Fields that are not below are settings of DecodeConfig and SamplingConfig.
 
     Attributes:
         rows: prompts in the caller's order.
-        layout, scheduler, batch_size, window_size, aging_bound, compaction_threshold: as in DecodeConfig.
         cancellations: (rounds run before it, index of the row), in order.
-        acceptance: rule; the greedy one at temperature 0.
-        temperature, seed, top_k: of the sampling.
         sequence_ids: keys of the rows' random numbers; their places where there are none.
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
-        shape_stable, cuda_graphs, drafter, draft_budget, block_size, prefix_sharing, execution: as in DecodeConfig.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
-        joint_prefill: as in DecodeConfig, where the other settings allow it.
+        joint_prefill: where the other settings allow it.
         spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
     """
 
@@ -129,27 +125,17 @@ class Case:
 
     def config(self, **overrides: Any) -> DecodeConfig:
         """Settings of the run, some of them replaced."""
-        settings: dict[str, Any] = {
+        named = {f.name for cls in (DecodeConfig, SamplingConfig) for f in fields(cls)}
+        settings: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name in named}
+        settings |= {
             "method": f"{self.layout}+{self.scheduler}",
-            "batch_size": self.batch_size,
             "window_size": max(self.window_size, self.batch_size),
-            "aging_bound": self.aging_bound,
             "num_speculative_tokens": max(row.k for row in self.rows),
-            "acceptance": self.acceptance,
-            "compaction_threshold": self.compaction_threshold,
-            "sampling": SamplingConfig(self.temperature, self.top_k, seed=self.seed),
-            "shape_stable": self.shape_stable,
-            "cuda_graphs": self.cuda_graphs,
-            "drafter": self.drafter,
-            "draft_budget": self.draft_budget,
-            "block_size": self.block_size,
-            "prefix_sharing": self.prefix_sharing,
             "token_budget": self.token_budget,
-            "execution": self.execution,
-        }
-        config = make_config(**settings | overrides)
-        joins = self.joint_prefill and not joint_prefill_obstacle(config)
-        return replace(config, joint_prefill=True) if joins else config
+        } | overrides
+        wanted = settings.pop("joint_prefill")
+        config = make_config(**settings)
+        return replace(config, joint_prefill=True) if wanted and not joint_prefill_obstacle(config) else config
 
     @property
     def token_budget(self) -> int | None:

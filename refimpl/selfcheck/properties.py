@@ -6,7 +6,7 @@ from typing import Any
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.models.adapter import Pair
-from refimpl.selfcheck.cases import Case, Row, Run, expected_accepted, oracle_outputs, run_case
+from refimpl.selfcheck.cases import Case, Run, expected_accepted, oracle_outputs, run_case
 from refimpl.selfcheck.reported import wrong_counts
 from refimpl.selfcheck.story import tell
 
@@ -61,29 +61,6 @@ def order_does_not_matter(case: Case) -> None:
     _require(outputs == run.outputs, "order", "the reverse order gives other outputs", case, run, outputs)
 
 
-def rows_are_independent(case: Case) -> None:
-    """Another last prompt changes no other row's output."""
-    case = replace(case, cancellations=())
-    run, last = run_case(case), case.rows[-1]
-    changed = replace(last, prompt=(*last.prompt, last.prompt[0]), max_new_tokens=last.max_new_tokens + 1)
-    outputs = run_case(replace(case, rows=(*case.rows[:-1], changed))).outputs[:-1]
-    wanted = [*outputs, run.outputs[-1]]
-    _require(outputs == run.outputs[:-1], "independence", "another last row changed other rows", case, run, wanted)
-
-
-def larger_budget_extends(case: Case) -> None:
-    """More tokens of budget continue an output and never change it."""
-    case = replace(case, cancellations=())
-    longer = replace(case, rows=tuple(_with_budget(row, row.max_new_tokens + 3) for row in case.rows))
-    run, outputs = run_case(case), run_case(longer).outputs
-    prefixes = [o[: len(r)] for o, r in zip(outputs, run.outputs, strict=True)]
-    _require(prefixes == run.outputs, "prefix stability", "a larger budget changed tokens", case, run, prefixes)
-
-
-def _with_budget(row: Row, budget: int) -> Row:
-    return replace(row, max_new_tokens=budget)
-
-
 def invariants_hold(case: Case) -> None:
     """No check of the highest level fails in any round."""
     run_case(case, checks="oracle")
@@ -133,8 +110,6 @@ PROPERTIES: dict[str, Callable[[Case], None]] = {
         output_equals_oracle,
         schedule_does_not_matter,
         order_does_not_matter,
-        rows_are_independent,
-        larger_budget_extends,
         invariants_hold,
         acceptance_follows_script,
         statistics_add_up,

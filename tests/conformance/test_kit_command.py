@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from refimpl.conformance.command import app
 from refimpl.conformance.kit import ALL_PROPERTIES
+from refimpl.core.errors import InputError
 
 HERE = Path(__file__).parent
 SERVERS = f"{sys.executable} {HERE / 'bad_servers.py'}"  # of a kind that is none, a server is right
@@ -21,7 +22,8 @@ DSD = "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft"
 
 def run_command(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.output
+    refused = isinstance(result.exception, InputError)
+    return (2, f"error: {result.exception}\n") if refused else (result.exit_code, result.output)
 
 
 def words_of(*arguments: str) -> str:

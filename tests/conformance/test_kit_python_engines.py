@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from toy_engines import Prompts, Toy, next_id, verdict_of
 
-from refimpl.conformance.cases import Limits
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.protocol import EngineGone, EngineSettings
 from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
 from refimpl.conformance.report import tell_place

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from refimpl.conformance import adapters
-from refimpl.conformance.cases import Limits
 from refimpl.conformance.command_engine import LOADING, CommandEngine
 from refimpl.conformance.kit import ALL_PROPERTIES, MAX_LOSSES, check_engine
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.protocol import Call, EngineFailure, EngineGone, EngineSettings
 from refimpl.conformance.wire import request_of
 from refimpl.core.errors import InputError

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from toy_engines import LIARS, NEVER_SEEN, UNKEYED, Toy, served_otherwise, with_temperature
 
-from refimpl.conformance.cases import Limits
 from refimpl.conformance.kit import check_engine
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.verdicts import Report
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from refimpl.conformance.cases import LAWS, Limits
+from refimpl.conformance.cases import LAWS
 from refimpl.conformance.kit import check_engine
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.protocol import BLOCK_SIZE, EngineSettings, NotSupported
 from refimpl.conformance.verdicts import Verdict
 

@@ -107,8 +107,6 @@ CAN_FAIL = {  # property → a fault that must break it
     "output_equals_oracle": "dsd-next-token-from-draft",
     "schedule_does_not_matter": "mask-one-too-wide",
     "order_does_not_matter": "outputs-in-sorted-order",
-    "rows_are_independent": "pads-visible",
-    "larger_budget_extends": "rejected-entry-left-visible",
     "invariants_hold": "draft-cache-not-rolled-back",
     "acceptance_follows_script": "one-accepted-too-many",
     "statistics_add_up": "statistics-count-the-cut",
