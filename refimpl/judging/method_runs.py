@@ -2,18 +2,10 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from itertools import product
 from typing import Any
 
-from refimpl.core.config import (
-    NAMED_METHODS,
-    SCHEDULERS,
-    DecodeConfig,
-    make_config,
-    resolve_method,
-)
+from refimpl.core.config import METHODS, NAMED_METHODS, DecodeConfig, make_config, resolve_method
 from refimpl.core.errors import InputError, shown
-from refimpl.core.execution import OVERLAPPABLE, RECORDABLE, UNMOVED_LAYOUTS
 from refimpl.core.values import is_integer, require_int, split_names
 
 
@@ -32,8 +24,8 @@ def expand_methods(methods: str | Seq[str]) -> list[str]:
 def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dict[str, Any]) -> list[tuple[str, int]]:
     """Each (method, batch size) once; a method with a batch size of its own runs at that one only.
 
-    ``"all"`` stands for the methods that can have the settings: all that are named, or those of the layouts that can
-    run shape-stable, recorded or with joint prefill; with overlapped execution, those of them that can overlap.
+    ``"all"`` stands for all methods that are named or, of settings that some of them cannot have, for every layout with
+    every scheduler that can.
 
     Raises:
         InputError: an unknown method, nothing to run, settings that a method cannot have, or tokens that cannot be
@@ -44,14 +36,14 @@ def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dic
     batch_sizes = list(batch_sizes)
     for size in batch_sizes:
         require_int("batch_size", size, 1)
-    names = expand_methods(_all_with(settings) if methods in ("all", ["all"], ("all",)) else methods)
+    of_config = {name: value for name, value in settings.items() if name != "max_prompt_tokens"}
+    names = expand_methods(_all_with(of_config) if methods in ("all", ["all"], ("all",)) else methods)
     if not names:
         raise InputError("no method to verify: name one besides autoregressive, which all are compared with")
     if not batch_sizes:
         raise InputError("no batch size to verify at")
     sizes = [(name, resolve_method(name).batch_size or batch_size) for name in names for batch_size in batch_sizes]
     runs = list(dict.fromkeys(sizes))
-    of_config = {name: value for name, value in settings.items() if name != "max_prompt_tokens"}
     for name, size in runs:
         _require_comparable(make_config(method=name, batch_size=size, **widened(of_config, size)))
     return runs
@@ -68,20 +60,19 @@ def _require_comparable(config: DecodeConfig) -> None:
 
 
 def _all_with(settings: dict[str, Any]) -> list[str]:
-    names = _all_in_order(settings)
-    if settings.get("execution") != "overlapped":
-        return names
-    methods = map(resolve_method, names)
-    return [method.name for method in methods if (method.layout, method.scheduler) in OVERLAPPABLE]
+    """Every named method; of settings that not all of them can have, every layout with every scheduler that can."""
+    fixed = {name: value for name, value in settings.items() if name != "window_size"}  # which is widened
+    able = [name for name in METHODS if _can_have(name, fixed)]
+    named = [name for name in NAMED_METHODS if name in able]
+    return named if len(named) == len(NAMED_METHODS) or not able else [name for name in able if "+" in name]
 
 
-def _all_in_order(settings: dict[str, Any]) -> list[str]:
-    """All methods that can have the settings but `execution`."""
-    if settings.get("cuda_graphs"):
-        return ["+".join(parts) for parts in RECORDABLE]
-    if settings.get("shape_stable") or settings.get("joint_prefill"):
-        return ["+".join(parts) for parts in product(UNMOVED_LAYOUTS, SCHEDULERS)]
-    return list(NAMED_METHODS)
+def _can_have(method: str, settings: dict[str, Any]) -> bool:
+    try:
+        make_config(method=method, **settings)
+    except InputError:
+        return False
+    return True
 
 
 def widened(settings: dict[str, Any], batch_size: int) -> dict[str, Any]:
