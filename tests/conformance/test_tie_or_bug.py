@@ -147,20 +147,16 @@ def test_the_two_block_sizes_agree_where_numbers_are_exact() -> None:
     assert single.argmax(dim=-1).tolist() == output
 
 
-def test_noise_is_measured_for_engines_without_drafts_too() -> None:
+def test_noise_is_measured_without_drafts_and_where_every_output_has_one_token() -> None:
     """Blocks of one token would be compared with themselves."""
     outputs, settings = oracle((), 24), {"max_new_tokens": 24, "stop_token_ids": ()}
     found = [judge(pair(), PROMPTS, outputs, outputs, **settings, num_speculative_tokens=drafts) for drafts in (0, 1)]
     assert found[0].noise == found[1].noise > 0
-
-
-def test_noise_is_measured_where_every_output_has_one_token() -> None:
-    """Blocks that begin with the output would be of one token, and compared with themselves."""
     outputs, settings = oracle((), 1), {"max_new_tokens": 1, "stop_token_ids": ()}
-    found = judge(pair(), PROMPTS, outputs, outputs, **settings)
-    assert found.noise > 0
-    assert found.num_prefixes == sum(min(len(prompt), 6) for prompt in PROMPTS)
-    assert [len(row.regrets) for row in found.rows] == [1] * len(PROMPTS)
+    short = judge(pair(), PROMPTS, outputs, outputs, **settings)
+    assert short.noise > 0
+    assert short.num_prefixes == sum(min(len(prompt), 6) for prompt in PROMPTS)
+    assert [len(row.regrets) for row in short.rows] == [1] * len(PROMPTS)
 
 
 @pytest.mark.parametrize("lead", [1, 3, 9])
@@ -240,19 +236,16 @@ def run_command(*arguments: str) -> tuple[int, str]:
 
 
 def test_the_command_judges_methods_and_draws_them(tmp_path: Path) -> None:
-    status, text = run_command("--methods", "eqspec", "--batch-sizes", "2", "--plot", f"{tmp_path}/r.svg", "--json")
+    """Each at every batch size, to which a window is widened."""
+    options = ["--methods", "exspec", "--batch-sizes", "2,5", "--set", "window_size=4", "--plot", f"{tmp_path}/r.svg"]
+    status, text = run_command(*options, "--json")
     report = json.loads(text.splitlines()[-1])
-    judged = report["judgements"]["eqspec, batch 2"]
-    assert report["meta"]["packed_attention"] == {"eqspec": "loop: checks device look at masks"}
+    assert list(report["judgements"]) == ["exspec, batch 2", "exspec, batch 5"]
+    judged = report["judgements"]["exspec, batch 2"]
+    assert report["meta"]["packed_attention"] == {"exspec": "loop: checks device look at masks"}
     assert (status, judged["verdict"], judged["exact"], judged["num_prefixes"]) == (0, "exact", 2, 12)
     assert 0 < judged["threshold"] < 1e-3
     assert "<svg" in (tmp_path / "r.svg").read_text()
-
-
-def test_a_window_is_widened_to_each_batch() -> None:
-    status, text = run_command("--methods", "exspec", "--batch-sizes", "2,5", "--set", "window_size=4", "--json")
-    assert status == 0
-    assert list(json.loads(text.splitlines()[-1])["judgements"]) == ["exspec, batch 2", "exspec, batch 5"]
 
 
 def test_the_command_judges_the_tokens_of_other_engines(tmp_path: Path, tiny: Pair, bundled_prompts: list) -> None:
@@ -268,62 +261,47 @@ def test_the_command_judges_the_tokens_of_other_engines(tmp_path: Path, tiny: Pa
     assert "packed_attention" not in report["meta"], "no method has run"
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("[1]", "outputs:1: must hold a mapping"),
-        ('{"token_ids": 3}', "must be a list"),
-        ('{"token_ids": [3]}', "2 prompts"),
-    ],
-)
-def test_outputs_that_cannot_be_judged_are_refused(tmp_path: Path, content: str, told: str) -> None:
-    (tmp_path / "outputs").write_text(content)
-    status, text = run_command("--outputs", f"{tmp_path}/outputs")
+REFUSED = {  # what stands in the file, options beside it, and what is told; None: no such file is given
+    "no mapping": ("[1]", [], "outputs:1: must hold a mapping"),
+    "no list": ('{"token_ids": 3}', [], "must be a list"),
+    "another number": ('{"token_ids": [3]}', ["--drafter", "ngram", "-k", "3"], "2 prompts"),
+    "idle methods": ('{"token_ids": [3]}', ["--methods", "inplace"], "no effect of --methods, leave it out"),
+    "idle sizes": ('{"token_ids": [3]}', ["--batch-sizes", "2"], "no effect of --batch-sizes, leave it out"),
+    "idle settings": ('{"token_ids": [3]}', ["--set", "block_size=4"], "no effect of --set, leave it out"),
+    "picture": (None, ["--plot", "regret.txt"], "must end in .png"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_judged_is_refused(tmp_path: Path, name: str) -> None:
+    """Options of methods have no effect where none runs; those of the budget and of the models have one."""
+    content, options, told = REFUSED[name]
+    (tmp_path / "outputs").write_text(content or "")
+    status, text = run_command(*(["--outputs", f"{tmp_path}/outputs"] if content else []), *options)
     assert status != 0
     assert told in text
 
 
-@pytest.mark.parametrize("idle", [("--methods", "inplace"), ("--batch-sizes", "2"), ("--set", "block_size=4")])
-def test_options_of_methods_beside_outputs_are_refused(tmp_path: Path, idle: tuple[str, str]) -> None:
-    """No method runs, so that they have no effect; those of the budget and of the models have one."""
-    (tmp_path / "outputs").write_text('{"token_ids": [3]}\n')
-    given = ["--outputs", f"{tmp_path}/outputs", "--num-speculative-tokens", "3", "--drafter", "ngram"]
-    assert f"no effect of {idle[0]}, leave it out" in run_command(*given, *idle)[1]
-    assert "no effect" not in run_command(*given)[1]
-
-
-def test_a_picture_of_unknown_kind_is_refused() -> None:
-    assert "must end in .png" in run_command("--plot", "regret.txt")[1]
-
-
-@pytest.mark.parametrize("settings", [{"temperature": 0.5}, {"stop_strings": ["x"]}])
-def test_only_greedy_output_can_be_judged(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="only greedy output"):
-        judge_method(pair(), PROMPTS, **settings)
-
-
-def with_logits(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    """Logits of the second prompt end with this one, of a token that was not chosen."""
-    other = (oracle((), 24)[1][-1] + 1) % 61
-
-    def changed(model: Any, prompt: Any, output: Any, *sizes: int) -> torch.Tensor:
-        logits = logits_in_blocks(model, prompt, output, *sizes).clone()
-        if list(prompt) == PROMPTS[1]:
-            logits[-1, other] = value
-        return logits
-
-    monkeypatch.setattr("refimpl.judging.tie_or_bug.logits_in_blocks", changed)
+def test_only_greedy_output_can_be_judged_together() -> None:
+    for settings in ({"temperature": 0.5}, {"stop_strings": ["x"]}):
+        with pytest.raises(InputError, match="only greedy output"):
+            judge_method(pair(), PROMPTS, **settings)
+    with pytest.raises(InputError, match="share their settings"):
+        judge_method(pair(), [Request([1, 2])])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_no_numbers_are_no_tie(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    """Here the last logit of the second prompt, of a token that was not chosen."""
     outputs = oracle((), 24)
+    other = (outputs[1][-1] + 1) % 61
+
+    def changed(model: Any, prompt: Any, output: Any, *sizes: int) -> torch.Tensor:
+        logits = logits_in_blocks(model, prompt, output, *sizes).clone()
+        logits[-1, other] = value if list(prompt) == PROMPTS[1] else logits[-1, other]
+        return logits
+
+    monkeypatch.setattr("refimpl.judging.tie_or_bug.logits_in_blocks", changed)
     wrong = [outputs[0], (*outputs[1][:-1], (outputs[1][-1] + 2) % 61)]
-    with_logits(monkeypatch, value)
     with pytest.raises(InputError, match="not finite after prompt 1: judge in another dtype"):
         judge(pair(), PROMPTS[:2], wrong, outputs[:2], max_new_tokens=24)
-
-
-def test_requests_of_their_own_cannot_be_judged_together() -> None:
-    with pytest.raises(InputError, match="share their settings"):
-        judge_method(pair(), [Request([1, 2])])

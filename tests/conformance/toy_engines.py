@@ -79,14 +79,24 @@ def make() -> Toy:
     return Toy()
 
 
+def with_prompts() -> Toy:
+    """A careless engine that returns each prompt before its output."""
+    return Toy(lambda prompts, _, outputs: [prompt + output for prompt, output in zip(prompts, outputs, strict=True)])
+
+
+def until_cancelled(settings: EngineSettings, outputs: Prompts) -> Prompts:
+    """A token a round, for each row as long as it is there."""
+    ends = settings.cancel_at or (None,) * len(outputs)
+    return [tokens[:at] for tokens, at in zip(outputs, ends, strict=True)]
+
+
 def refusing(what: str = "all") -> Toy:
     """An engine that refuses everything, or all but single prompts."""
 
     def refuse(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
         if what == "all" or len(prompts) > 1:
             raise NotSupported("batches")
-        ends = settings.cancel_at or (None,) * len(outputs)
-        return [tokens[:at] for tokens, at in zip(outputs, ends, strict=True)]
+        return until_cancelled(settings, outputs)
 
     return Toy(refuse, supports=frozenset())
 
@@ -98,51 +108,54 @@ def exiting(when: str = "asked") -> Toy:
 
 # --- engines that lie ------------------------------------------------------------------------------------------------
 
+Misread = Callable[[EngineSettings], EngineSettings]
 
-def _lie(when: Callable[[Prompts, EngineSettings], bool]) -> Callable[[], Toy]:
+
+def _lie(when: Callable[[Prompts, EngineSettings], Any]) -> Callable[[], Toy]:
     """A factory of engines whose last row is wrong where `when` says so."""
-
-    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        return [*outputs[:-1], next_id(outputs[-1])] if when(prompts, settings) else outputs
-
-    return lambda: Toy(change)
+    return lambda: Toy(lambda p, s, outputs: [*outputs[:-1], next_id(outputs[-1])] if when(p, s) else outputs)
 
 
-def _resampled(wrong: Callable[[EngineSettings], EngineSettings]) -> Callable[[], Toy]:
-    """A factory of engines, references included, that sample with other settings than were asked for."""
+def _in_batches(prompts: Prompts, settings: EngineSettings) -> int:
+    return min(len(prompts), settings.batch_size)
 
-    def change(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
-        other = wrong(settings) if settings.temperature else settings
-        return [continuation(p, other, keyed_noise(other, i)) for i, p in enumerate(prompts)]
 
-    return lambda: Toy(change)
+def _otherwise(wrong: Misread, **attributes: Any) -> Callable[[], Toy]:
+    """A factory of engines, references included, that decode with other settings than were asked for."""
+    return lambda: Toy(lambda prompts, settings, _: Toy()(prompts, wrong(settings)), **attributes)
+
+
+def _resampled(wrong: Misread, **attributes: Any) -> Callable[[], Toy]:
+    """The same where they sample."""
+    return _otherwise(lambda s: wrong(s) if s.temperature else s, **attributes)
+
+
+def _drafting(wrong: Misread) -> Callable[[], Toy]:
+    """The same of many drafts, and of samples that have no key."""
+    return _resampled(lambda s: wrong(s) if s.num_speculative_tokens > LAW_DRAFTS else s, supports=UNKEYED)
+
+
+def served_otherwise(wrong: Misread) -> Callable[[], Toy]:
+    """The same where prompts come while others run."""
+    return _serving(
+        lambda prompts, s, outputs: until_cancelled(s, Toy()(prompts, wrong(s))) if s.submit_at else outputs,
+        supports={"serving", "sampling", "keyed_sampling"},
+    )
+
+
+def _serving(change: Change, supports: Any = frozenset({"serving"})) -> Callable[[], Toy]:
+    """A factory of engines that say that they serve."""
+    return lambda: Toy(change, supports=supports)
 
 
 def _flaky() -> Toy:
     calls: list[int] = []
-
-    def change(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        calls.append(1)
-        return list(map(next_id, outputs)) if len(calls) % 3 == 0 else outputs
-
-    return Toy(change)
+    return _lie(lambda *_: calls.append(1) or len(calls) % 3 == 0)()
 
 
 def _stateful() -> Toy:
     seen: set[str] = set()
-
-    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        asked = repr((prompts, settings))
-        again = asked in seen
-        seen.add(asked)
-        return list(map(next_id, outputs)) if again else outputs
-
-    return Toy(change)
-
-
-def _serving(change: Change) -> Callable[[], Toy]:
-    """A factory of engines that say that they serve."""
-    return lambda: Toy(change, supports=frozenset({"serving"}))
+    return _lie(lambda *asked: repr(asked) in seen or seen.add(repr(asked)))()
 
 
 def _gone(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
@@ -152,49 +165,22 @@ def _gone(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
 
 
 def _aborted(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-    """A token a round, and nothing of a row that is cancelled before it has ended."""
-    ends = settings.cancel_at or (None,) * len(outputs)
-    return [[] if at is not None and at < len(tokens) else tokens for tokens, at in zip(outputs, ends, strict=True)]
-
-
-def served_otherwise(wrong: Callable[[EngineSettings], EngineSettings]) -> Callable[[], Toy]:
-    """A factory of engines that decode with other settings where prompts come while others run."""
-
-    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        if not settings.submit_at:
-            return outputs
-        other = wrong(settings)
-        whole = [continuation(p, other, keyed_noise(other, i)) for i, p in enumerate(prompts)]
-        return [tokens[:at] for tokens, at in zip(whole, settings.cancel_at, strict=True)]
-
-    return lambda: Toy(change, supports=frozenset({"serving", "sampling", "keyed_sampling"}))
+    """Nothing of a row that is cancelled before it has ended."""
+    kept = until_cancelled(settings, outputs)
+    return [tokens if tokens == whole else [] for tokens, whole in zip(kept, outputs, strict=True)]
 
 
 def _seeded(rows: Callable[[int], bool]) -> Callable[[], Toy]:
     """A factory of engines, references included, that give their seed to some rows alone."""
 
-    def change(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
-        own = [settings if rows(i) else replace(settings, seed=0) for i in range(len(prompts))]
-        return [
-            continuation(p, mine, keyed_noise(mine, i)) for i, (p, mine) in enumerate(zip(prompts, own, strict=True))
-        ]
+    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        unseeded = Toy()(prompts, replace(settings, seed=0))
+        return [outputs[i] if rows(i) else unseeded[i] for i in range(len(prompts))]
 
     return lambda: Toy(change)
 
 
-def _drafting(wrong: Callable[[EngineSettings], EngineSettings]) -> Callable[[], Toy]:
-    """A factory of engines whose samples have no key, and with drafts other settings than were asked for."""
-
-    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        other = wrong(settings) if settings.temperature and settings.num_speculative_tokens > LAW_DRAFTS else settings
-        return [continuation(p, other, keyed_noise(other, i)) for i, p in enumerate(prompts)]
-
-    return lambda: Toy(change, supports=UNKEYED)
-
-
-def with_temperature(
-    wrong: Callable[[EngineSettings], EngineSettings] = lambda settings: settings, **attributes: Any
-) -> Callable[[], Toy]:
+def with_temperature(wrong: Misread = lambda settings: settings, **attributes: Any) -> Callable[[], Toy]:
     """A factory of engines that draw from a law of the temperature, with other settings than were asked for."""
 
     def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
@@ -204,17 +190,16 @@ def with_temperature(
     return lambda: Toy(change, **attributes)
 
 
-def _clamped(low: float = 0.0, high: float = math.inf) -> Callable[[EngineSettings], EngineSettings]:
+def _clamped(low: float = 0.0, high: float = math.inf) -> Misread:
     return lambda settings: replace(settings, temperature=min(max(settings.temperature, low), high))
 
 
-def _clamped_with_drafts(low: float = 0.0, high: float = math.inf) -> Callable[[EngineSettings], EngineSettings]:
+def _clamped_with_drafts(low: float = 0.0, high: float = math.inf) -> Misread:
     return lambda settings: _clamped(low, high)(settings) if settings.num_speculative_tokens else settings
 
 
 def _draws_low(when: Callable[[EngineSettings], bool], token: int) -> Callable[[], Toy]:
     """A factory of engines that never sample the upper half of the ids at one place, unless they must stop."""
-
     right = with_temperature(supports=UNKEYED)()
 
     def change(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
@@ -237,45 +222,26 @@ def _of_all_prompts(prompts: Prompts, settings: EngineSettings, _: Prompts) -> P
     return Toy()(prompts, replace(settings, seed=settings.seed + len(prompts) * (settings.temperature > 0)))
 
 
-def _likeliest(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
-    """Greedy at any temperature."""
-    return [continuation(prompt, settings) for prompt in prompts]
-
-
-def _misread(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
-    """What follows another prompt, alone too."""
-    return [continuation(next_id(p), settings, keyed_noise(settings, i)) for i, p in enumerate(prompts)]
-
-
 def _first_stop(settings: EngineSettings) -> EngineSettings:
-    return replace(settings, stop_token_ids=settings.stop_token_ids[:1])
-
-
-def _first_stop_only(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
     """Ends at the first of the stop tokens alone."""
-    one = _first_stop(settings)
-    return [continuation(prompt, one, keyed_noise(one, i)) for i, prompt in enumerate(prompts)]
+    return replace(settings, stop_token_ids=settings.stop_token_ids[:1])
 
 
 def _tired(after: int) -> Callable[[], Toy]:
     """A factory of engines that are wrong for who comes after so many rounds of service."""
 
     def change(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        whole = [next_id(t) if at > after else t for t, at in zip(outputs, settings.submit_at, strict=True)]
-        return [tokens[:at] for tokens, at in zip(whole, settings.cancel_at, strict=True)]
+        come = settings.submit_at or (0,) * len(outputs)
+        whole = [next_id(tokens) if at > after else tokens for tokens, at in zip(outputs, come, strict=True)]
+        return until_cancelled(settings, whole)
 
-    return _serving(lambda p, s, outputs: change(p, s, outputs) if s.submit_at else outputs)
+    return _serving(change)
 
 
 def _ends_a_block(prompts: Prompts, _: EngineSettings, outputs: Prompts) -> Prompts:
     """Wrong after a prompt that ends with a block, all of which another has begun with before it."""
     ends = [len(p) % BLOCK_SIZE == 0 and any(q[: len(p)] == p for q in prompts[:i]) for i, p in enumerate(prompts)]
     return [next_id(tokens) if wrong else tokens for tokens, wrong in zip(outputs, ends, strict=True)]
-
-
-def _first_place(_: Prompts, __: EngineSettings, outputs: Prompts) -> Prompts:
-    """Wrong in the first place."""
-    return [next_id(outputs[0]), *outputs[1:]]
 
 
 def _looks_aside(prompts: Prompts, _: EngineSettings, outputs: Prompts) -> Prompts:
@@ -307,17 +273,17 @@ class Liar(NamedTuple):
 
 
 _SEEN: dict[str, Any] = {
-    "by batch": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1)),
+    "by batch": ("equals_reference", _lie(lambda p, s: _in_batches(p, s) > 1)),
     "by batch, and one at a time": (
-        "batch_size_does_not_matter", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {},
+        "batch_size_does_not_matter", _lie(lambda p, s: _in_batches(p, s) > 1),
     ),
     "by batch without drafts": (
-        "equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1 and not s.num_speculative_tokens), {},
+        "equals_reference", _lie(lambda p, s: _in_batches(p, s) > 1 and not s.num_speculative_tokens),
     ),
     "by many drafts": ("equals_reference", _lie(lambda _, s: s.num_speculative_tokens > 5)),
     "by drafts": ("draft_length_does_not_matter", _lie(lambda _, s: s.num_speculative_tokens > 1)),
     "by budget": ("larger_budget_extends", _lie(lambda _, __: True)),
-    "by place": ("order_does_not_matter", lambda: Toy(_first_place)),
+    "by place": ("order_does_not_matter", lambda: Toy(lambda _, __, rows: [next_id(rows[0]), *rows[1:]])),
     "by neighbour": ("rows_are_independent", lambda: Toy(_looks_aside)),
     "cancelled a round late": ("serving_equals_reference", _serving(_a_round_late)),
     "duplicates": ("equals_reference", _lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p}))),
@@ -327,7 +293,7 @@ _SEEN: dict[str, Any] = {
     "cancelled rows are lost": ("serving_equals_reference", _serving(_gone)),
     "aborted rows are empty": ("serving_equals_reference", _serving(_aborted)),
     "stops forgotten while serving": (
-        "serving_equals_reference", served_otherwise(lambda s: replace(s, stop_token_ids=())), {},
+        "serving_equals_reference", served_otherwise(lambda s: replace(s, stop_token_ids=())),
     ),
     "another seed while serving": ("serving_equals_reference", served_otherwise(lambda s: replace(s, seed=1))),
     "a block in common": ("equals_reference", lambda: Toy(_ends_a_block)),
@@ -340,16 +306,16 @@ _SEEN: dict[str, Any] = {
     "a seed for every other row": ("seeds_give_different_samples", _seeded(lambda row: row % 2 == 0)),
     "stops ignored when sampling": ("samples_end_right", _drafting(lambda s: replace(s, stop_token_ids=()))),
     "budget overshot when sampling": (
-        "samples_end_right", _drafting(lambda s: replace(s, max_new_tokens=s.max_new_tokens + 1)), {},
+        "samples_end_right", _drafting(lambda s: replace(s, max_new_tokens=s.max_new_tokens + 1)),
     ),
     "temperature twice with drafts": (
         "samples_are_keyed",
         _resampled(lambda s: replace(s, temperature=s.temperature ** (2 if s.num_speculative_tokens else 1))),
     ),
     "by number of prompts": ("samples_are_keyed", lambda: Toy(_of_all_prompts)),
-    "always the likeliest": ("seeds_give_different_samples", lambda: Toy(_likeliest)),
+    "always the likeliest": ("seeds_give_different_samples", _resampled(lambda s: replace(s, temperature=0.0))),
     "ignored temperature": ("temperature_matters", _resampled(lambda s: replace(s, temperature=1.0))),
-    "first of two stops": ("stop_is_exact", lambda: Toy(_first_stop_only)),
+    "first of two stops": ("stop_is_exact", _otherwise(_first_stop)),
     "first of two stops when sampling": ("samples_end_right", _drafting(_first_stop)),
     "first of two stops while serving": ("serving_equals_reference", served_otherwise(_first_stop)),
     "all end at once": ("stop_is_exact", lambda: Toy(_all_end_at_once)),
@@ -369,13 +335,13 @@ _SEEN: dict[str, Any] = {
     "after eight rounds of service": ("serving_equals_reference", _tired(8)),
     "prompts over 63": ("equals_reference", _lie(lambda p, _: max(map(len, p)) > 63)),
     "prompts over 100": ("equals_reference", _lie(lambda p, _: max(map(len, p)) > 100)),
-    "batches over 16": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 16)),
-    "batches over 32": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 32)),
+    "batches over 16": ("equals_reference", _lie(lambda p, s: _in_batches(p, s) > 16)),
+    "batches over 32": ("equals_reference", _lie(lambda p, s: _in_batches(p, s) > 32)),
     "outputs over 64": ("equals_reference", _lie(lambda p, s: len(p) > 1 and s.max_new_tokens > 64)),
 }  # fmt: skip
 LIARS = {name: Liar(*told) for name, told in _SEEN.items()} | {
     "big batch only": Liar(
-        "equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 33),
+        "equals_reference", _lie(lambda p, s: _in_batches(p, s) > 33),
         {"limits": Limits(max_batch=34)}, "batches over 33 rows",
     ),
     "big k only": Liar(
@@ -395,7 +361,7 @@ LIARS = {name: Liar(*told) for name, told in _SEEN.items()} | {
         {"reference": with_temperature()()}, "no reference was named",
     ),
     "wrong alone, too": Liar(
-        "equals_reference", lambda: Toy(_misread),
+        "equals_reference", lambda: Toy(lambda prompts, s, _: Toy()(list(map(next_id, prompts)), s)),
         {"reference": Toy()}, "no reference was named",
     ),
 }  # fmt: skip
@@ -410,8 +376,3 @@ NEVER_SEEN = {  # and what the report says that it has not looked at
     ),
     "after thirty rounds of service": (_tired(30), "prompts that come after round 18 of a service"),
 }
-
-
-def with_prompts() -> Toy:
-    """A careless engine that returns each prompt before its output."""
-    return Toy(lambda prompts, _, outputs: [prompt + output for prompt, output in zip(prompts, outputs, strict=True)])
