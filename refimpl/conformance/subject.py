@@ -66,7 +66,7 @@ class Subject:
         law_refusal: why the reference has refused to sample, empty if it has not.
 
     Raises:
-        InputError: limits, reference or watch are none.
+        InputError: the reference is none.
     """
 
     def __init__(
@@ -76,12 +76,9 @@ class Subject:
         reference: Any = None,
         watch: Watch | None = None,
     ):
-        limits, watch = Limits() if limits is None else limits, Watch() if watch is None else watch
-        require(isinstance(limits, Limits), f"limits must be Limits, not {shown(limits)}")
-        require(isinstance(watch, Watch), f"watch must be a Watch, not {shown(watch)}")
         is_one = reference is None or callable(reference)
         require(is_one, f"reference must be an engine, or a function that is called as one, not {shown(reference)}")
-        self.engine, self.limits, self.watch = engine, limits, watch
+        self.engine, self.limits, self.watch = engine, limits or Limits(), watch or Watch()
         self.calls: list[Call] = []
         self.num_calls = self.num_batches = 0
         self.gone = self.law_refusal = ""

@@ -8,9 +8,10 @@ import pytest
 from toy_engines import Prompts, Toy, continuation, served_otherwise, verdict_of
 
 from refimpl.conformance import adapters
-from refimpl.conformance.cases import LAWS, EngineCase, Limits, offered_ids
+from refimpl.conformance.cases import LAWS, EngineCase, offered_ids
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.laws import Tokens, compare_laws
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.properties import ENGINE_PROPERTIES, OF_BATCHES
 from refimpl.conformance.protocol import MAX_VOCAB_SIZE, EngineSettings, NotSupported
 from refimpl.conformance.report import conclusion

@@ -100,7 +100,7 @@ def test_what_is_told_of_a_case_is_one_line_where_nobody_sees_a_terminal() -> No
         (["--command", ""], "give either --engine module:factory or --command"),
         (["--k", "3", "--max-k", "4"], "k and max_k exclude each other"),
         (["--timeout-s", "1e12"], "timeout_s must be from 0.01 to 1e+08 seconds"),
-        (["--properties", "magic"], "unknown property 'magic'"),
+        (["--properties", "magic"], "unknown property ['magic']"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(options: list[str], told: str) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from toy_engines import Change, Prompts, Toy, continuation, keyed_noise, next_id, refusing, verdict_of
 
-from refimpl.conformance.cases import MELTED, EngineCase, Limits
+from refimpl.conformance.cases import MELTED, EngineCase, long_case
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
+from refimpl.conformance.limits import Limits
 from refimpl.conformance.properties import OF_BATCHES, equals_reference
 from refimpl.conformance.protocol import EngineGone, EngineSettings, NotSupported
 from refimpl.conformance.python_engine import PythonEngine
@@ -301,7 +302,7 @@ def test_the_samples_of_a_large_batch_are_asked_for_in_few_calls() -> None:
     """In all they decode at most four times the prompts that a property asks for; one by one it would be n²/2."""
     asked, rows = [], 64
     limits = Limits(max_batch=rows)
-    case = limits.long_case(Toy.vocab_size, sampled=True)
+    case = long_case(limits, Toy.vocab_size, sampled=True)
     subject = Subject(Toy(lambda prompts, _, outputs: asked.append(len(prompts)) or outputs), limits)
     found = subject.run(case.prompts, case.settings)
     assert subject.reference(case.prompts, case.settings) == found
