@@ -28,51 +28,34 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted([*_HOMES, "plots"])
+__all__ = [
+    "Attribution", "Capacity", "Comparison", "Comparisons", "Engine", "EngineTrace", "Fit", "InputError", "Parity",
+    "Replication", "Results", "Scenario", "Service", "ServiceTrace", "Simulation", "Spec", "Study", "SweepSpec",
+    "Switches", "Task", "Validation", "Workload", "attribute", "build_sweep", "check_parity", "compare",
+    "export_trace", "find_capacity", "fit_all", "load_scenario", "load_sweep", "metric_names", "plots",
+    "read_engine_trace", "read_provenance", "read_service_trace", "read_validation", "simulate", "simulate_once",
+    "sobol_indices", "sweep", "validate",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from refimpl.core.errors import InputError as InputError
-    from simulator import plots as plots
-    from simulator.engine_runs.acceptance_fit import Fit as Fit
-    from simulator.engine_runs.acceptance_fit import fit_all as fit_all
-    from simulator.engine_runs.parity import Parity as Parity
-    from simulator.engine_runs.parity import check_parity as check_parity
-    from simulator.engine_runs.trace_export import export_trace as export_trace
-    from simulator.engine_runs.validation import Validation as Validation
-    from simulator.engine_runs.validation import read_validation as read_validation
-    from simulator.engine_runs.validation import validate as validate
-    from simulator.runner import Replication as Replication
-    from simulator.runner import Results as Results
-    from simulator.runner import simulate as simulate
-    from simulator.service.metrics import metric_names as metric_names
-    from simulator.service.simulation import Simulation as Simulation
-    from simulator.service.simulation import simulate_once as simulate_once
-    from simulator.settings.fields import Spec as Spec
-    from simulator.settings.scenario import Engine as Engine
-    from simulator.settings.scenario import Scenario as Scenario
-    from simulator.settings.scenario import Service as Service
-    from simulator.settings.scenario import Study as Study
-    from simulator.settings.scenario import Switches as Switches
-    from simulator.settings.scenario import Workload as Workload
-    from simulator.settings.scenario import load_scenario as load_scenario
-    from simulator.settings.tables import read_provenance as read_provenance
-    from simulator.settings.traces import EngineTrace as EngineTrace
-    from simulator.settings.traces import ServiceTrace as ServiceTrace
-    from simulator.settings.traces import read_engine_trace as read_engine_trace
-    from simulator.settings.traces import read_service_trace as read_service_trace
-    from simulator.studies.attribution import Attribution as Attribution
-    from simulator.studies.attribution import attribute as attribute
-    from simulator.studies.capacity import Capacity as Capacity
-    from simulator.studies.capacity import find_capacity as find_capacity
-    from simulator.studies.comparison import Comparison as Comparison
-    from simulator.studies.comparison import Comparisons as Comparisons
-    from simulator.studies.comparison import compare as compare
-    from simulator.studies.designs import SweepSpec as SweepSpec
-    from simulator.studies.designs import Task as Task
-    from simulator.studies.designs import build_sweep as build_sweep
-    from simulator.studies.designs import load_sweep as load_sweep
-    from simulator.studies.designs import sobol_indices as sobol_indices
-    from simulator.studies.sweeps import sweep as sweep
+    from refimpl.core.errors import InputError
+    from simulator import plots
+    from simulator.engine_runs.acceptance_fit import Fit, fit_all
+    from simulator.engine_runs.parity import Parity, check_parity
+    from simulator.engine_runs.trace_export import export_trace
+    from simulator.engine_runs.validation import Validation, read_validation, validate
+    from simulator.runner import Replication, Results, simulate
+    from simulator.service.metrics import metric_names
+    from simulator.service.simulation import Simulation, simulate_once
+    from simulator.settings.fields import Spec
+    from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload, load_scenario
+    from simulator.settings.tables import read_provenance
+    from simulator.settings.traces import EngineTrace, ServiceTrace, read_engine_trace, read_service_trace
+    from simulator.studies.attribution import Attribution, attribute
+    from simulator.studies.capacity import Capacity, find_capacity
+    from simulator.studies.comparison import Comparison, Comparisons, compare
+    from simulator.studies.designs import SweepSpec, Task, build_sweep, load_sweep, sobol_indices
+    from simulator.studies.sweeps import sweep
 else:  # unseen by type checkers, which would take any name for granted
 
     def __getattr__(name: str) -> Any:

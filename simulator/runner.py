@@ -263,6 +263,23 @@ def run_parallel(
     yield from run_in_processes(partial(function, **settings), jobs, workers, ordered=ordered)
 
 
+def run_all(
+    function: Callable[..., T],
+    jobs: Sequence[tuple],
+    workers: int,
+    what: str,
+    progress: Progress | bool | None = None,
+    **settings: Any,
+) -> list[T]:
+    """As `run_parallel`, all results in order; `progress` is told how many of `what` are done."""
+    done: list[T] = []
+    with reporting(progress, what) as report, closing(run_parallel(function, jobs, workers, settings)) as runs:
+        for result in runs:
+            done.append(result)
+            report(len(done), len(jobs))
+    return done
+
+
 def run_points(
     jobs: Mapping[tuple[Any, ...], Scenario],
     replications: int,
@@ -286,16 +303,15 @@ def run_points(
     """
     PAIRED.check(replications, "replications")
     points = [(point, index) for point in jobs for index in range(replications)]
-    lines: list[dict[str, Any]] = []
     given = [(jobs[point], index) for point, index in points]
-    runs = run_parallel(run_replication, given, workers, {"keep_frames": False})
-    with reporting(progress, "runs") as report, closing(runs) as done:
-        for (point, index), run in zip(points, done, strict=True):
-            line = dict(zip(names, point, strict=True)) | {"replication": index}
-            line |= {name: run.metrics[name] for name in metrics}
-            lines.append(line | {"extrapolated": joined(run.extrapolated)})
-            report(len(lines), len(points))
-    return pd.DataFrame(lines)
+    runs = run_all(run_replication, given, workers, "runs", progress, keep_frames=False)
+    return pd.DataFrame(
+        dict(zip(names, point, strict=True))
+        | {"replication": index}
+        | {name: run.metrics[name] for name in metrics}
+        | {"extrapolated": joined(run.extrapolated)}
+        for (point, index), run in zip(points, runs, strict=True)
+    )
 
 
 def joined(extrapolated: Iterable[str]) -> str:

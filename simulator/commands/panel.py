@@ -37,14 +37,12 @@ def panel(
     unless they can be moved.
     """
     from refimpl.core.files import check_writable
-    from refimpl.core.progress import progress_bars
     from simulator.page import Page
     from simulator.settings.inputs import input_files
     from simulator.studies.whatif_grid import answer_grid, files_of, read_axes
 
     given, moved = read_scenario(scenario, sets), read_axes(axes or ())
     check_writable(out, scenario, *input_files(given).values(), *files_of(moved))
-    with progress_bars() as bars:
-        grid = answer_grid(given, replications=replications, axes=moved, workers=workers, progress=bars)
+    grid = answer_grid(given, replications=replications, axes=moved, workers=workers, progress=True)
     Page(grid).write(out)
     print(f"{out}: {grid.num_answered} of {len(grid.answers)} questions answered; open it in a browser")

@@ -24,7 +24,6 @@ run's over the calibration's, and simulated seconds are multiplied by it. The er
 spread that the probes of the calibration had (`speed_cv`).
 """
 
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from refimpl.core.shown import Shown
 from simulator.engine_runs.latency import measured_waits
 from simulator.engine_runs.parity import check_parity, replay_scenario
 from simulator.intervals import MIDDLE, range_of_runs, share_held
-from simulator.runner import Progress, Results, reporting, run_parallel, simulate
+from simulator.runner import Progress, Results, run_all, simulate
 from simulator.service.records import STAGES
 from simulator.settings.calibration import META_FIELDS, find_calibration, read_meta
 from simulator.settings.fields import LEVEL, POSITIVE, VARIATION, Spec
@@ -179,12 +178,7 @@ def validate(
     cost, fit = Spec.of("table", calibration=calibration, outside="extrapolate"), str(folder / FIT)
     meta["speed_cv"] = speed_cv(folder, meta)
     jobs = [(trace, cost, fit, replications, meta) for trace in traces]
-    lines = []
-    judged = run_parallel(_judge, jobs, workers, {})
-    with reporting(progress, "held-out runs") as report, closing(judged):
-        for line in judged:
-            lines.append(line)
-            report(len(lines), len(jobs))
+    lines = run_all(_judge, jobs, workers, "held-out runs", progress)
     table = pd.DataFrame([line for line, _ in lines]).set_index("run")
     stages = pd.DataFrame([stage for _, stage in lines]).set_index("run")
     return Validation(table, stages, float(table["same_rows"].sum() / table["rows"].sum()), meta)

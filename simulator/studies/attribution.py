@@ -5,7 +5,6 @@ settings from b and the rest from a, on common random numbers; a factor's share 
 orders of switching. The shares add up to b - a exactly, replication by replication, so each has a paired interval.
 """
 
-from contextlib import closing
 from dataclasses import dataclass, fields
 from itertools import combinations
 from math import factorial
@@ -16,7 +15,7 @@ import pandas as pd
 
 from refimpl.core.errors import InputError, require
 from simulator.intervals import mean_interval
-from simulator.runner import Progress, reporting, run_parallel, run_replication
+from simulator.runner import Progress, run_all, run_replication
 from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.fields import LEVEL, PAIRED, to_mapping
 from simulator.settings.parts import Study
@@ -201,14 +200,9 @@ def _metric_of(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Metric of each scenario ``[scenario, replication]``, and what any of them had to extrapolate."""
     jobs = [(scenario, index) for scenario in scenarios for index in range(replications)]
-    values, extrapolated = list[float](), set[str]()
-    runs = run_parallel(run_replication, jobs, workers, {"keep_frames": False})
-    with reporting(progress, "replications") as report, closing(runs):
-        for done in runs:
-            values.append(done.metrics[metric])
-            extrapolated.update(done.extrapolated)
-            report(len(values), len(jobs))
-    return np.array(values).reshape(len(scenarios), replications), tuple(sorted(extrapolated))
+    runs = run_all(run_replication, jobs, workers, "replications", progress, keep_frames=False)
+    values = np.array([run.metrics[metric] for run in runs]).reshape(len(scenarios), replications)
+    return values, tuple(sorted({what for run in runs for what in run.extrapolated}))
 
 
 def shapley_share(name: str, names: list[str], values: dict[frozenset[str], np.ndarray]) -> np.ndarray:

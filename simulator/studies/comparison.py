@@ -10,7 +10,7 @@ import pandas as pd
 
 from refimpl.core.errors import require, shown
 from simulator.intervals import mean_interval
-from simulator.runner import Progress, Results, reporting, simulate
+from simulator.runner import Progress, Results, run_all, run_replication
 from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.fields import LEVEL, PAIRED
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
@@ -195,12 +195,7 @@ def _simulated(
     for each in scenarios[1:]:
         message = f"seed differs: {first.seed} and {each.seed}; equal seeds share their random numbers"
         require(first.seed == each.seed, message)
-    done: list[Results] = []
-    with reporting(progress, "replications") as report:
-
-        def further(index: int, _: int) -> None:
-            report(len(done) * replications + index, len(scenarios) * replications)
-
-        for each in scenarios:
-            done.append(simulate(each, replications, workers=workers, keep_frames=False, progress=further))
-    return done
+    jobs = [(each, index) for each in scenarios for index in range(replications)]
+    runs = run_all(run_replication, jobs, workers, "replications", progress, keep_frames=False)
+    starts = range(0, len(runs), replications)
+    return [Results(each, tuple(runs[at : at + replications])) for each, at in zip(scenarios, starts, strict=True)]

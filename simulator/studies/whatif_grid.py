@@ -1,7 +1,6 @@
 """The answers to many what-if questions, computed ahead: for a page without a server."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from math import isfinite, prod
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from refimpl.core.errors import InputError, require
-from simulator.runner import run_parallel
+from simulator.runner import Progress, run_all
 from simulator.settings.fields import PAIRED
 from simulator.settings.hardware import hardware_file, load_architecture, load_device
 from simulator.settings.plain_yaml import parse_yaml
@@ -60,7 +59,7 @@ def answer_grid(
     replications: int = 5,
     axes: dict[str, tuple[Any, ...]] = AXES,
     workers: int = 1,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | bool | None = None,
 ) -> WhatIfGrid:
     """Ask every question of a grid.
 
@@ -70,7 +69,7 @@ def answer_grid(
         replications: of each, at least two.
         axes: field of `WhatIf` → values; at most `MOST_QUESTIONS` combinations.
         workers: processes; answers do not depend on them.
-        progress: called with (what, done, all).
+        progress: True draws a bar; a function is called with (done, all) after every question.
 
     Raises:
         InputError: impossible arguments, or no question has an answer: why the first has none.
@@ -81,12 +80,7 @@ def answer_grid(
     count = prod(map(len, axes.values()))
     require(count <= MOST_QUESTIONS, f"{count} questions are more than {MOST_QUESTIONS}: give fewer values")
     jobs = [(question, base, tuple(methods), replications) for question in _questions(axes)]
-    answers = []
-    with closing(run_parallel(answer_of, jobs, workers, {})) as found:
-        for answer in found:
-            answers.append(answer)
-            if progress:
-                progress("questions", len(answers), len(jobs))
+    answers = run_all(answer_of, jobs, workers, "questions", progress)
     grid = WhatIfGrid(base, axes, answers)
     require(grid.num_answered > 0, answers[0]["answer"])
     return grid

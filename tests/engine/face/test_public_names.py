@@ -84,7 +84,7 @@ def test_every_public_name_is_there(package):
 def test_type_checkers_see_the_names_that_are_loaded(package):
     tree = ast.parse((ROOT / package / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {(node.module, alias.asname) for node in block.body for alias in node.names}
+    seen = {(node.module, alias.asname or alias.name) for node in block.body for alias in node.names}
     module = importlib.import_module(package)
     loaded = {(home, name) for name, home in module._HOMES.items()}
     assert seen - {("simulator", "plots")} == loaded
