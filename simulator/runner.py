@@ -16,7 +16,6 @@ from refimpl.core.files import check_folder, check_writable, write_whole
 from refimpl.core.processes import run_in_processes
 from refimpl.core.progress import progress_bars
 from refimpl.core.shown import counted
-from refimpl.core.values import require_bool
 from simulator.intervals import mean_interval, metric_interval, summarize
 from simulator.service.metrics import Frames, check_metric, frames_of, measure
 from simulator.service.simulation import Simulation
@@ -179,8 +178,6 @@ def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_r
 @contextmanager
 def reporting(progress: Progress | bool | None, what: str) -> Iterator[Progress]:
     """Yield a function to call with (done, planned): the one given; for True, one that draws a bar on stderr."""
-    known = progress is None or isinstance(progress, bool) or callable(progress)
-    require(known, f"progress must be True or a function, not {shown(progress)}")
     if progress is True:
         with progress_bars() as bars:
             yield partial(bars, what)
@@ -223,8 +220,7 @@ def simulate(
         replications = min(max(replications, MIN_SEQUENTIAL), most)
     check_metric(metric)
     scenario = as_scenario(scenario)
-    for name, value in (settings := {"keep_frames": keep_frames, "keep_rows": keep_rows}).items():
-        require_bool(name, value)
+    settings = {"keep_frames": keep_frames, "keep_rows": keep_rows}
     done: list[Replication] = []
     planned = replications
     with reporting(progress, "replications") as report:

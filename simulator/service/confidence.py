@@ -3,7 +3,6 @@
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
 
 import numpy as np
 from scipy.special import expit, logit
@@ -18,13 +17,6 @@ from simulator.settings.kinds import CONFIDENCE
 
 LEAST = 1e-9  # distance of a probability from 0 and 1
 KEPT_TILES, KEPT_BLOCKS = 4096, 256  # a block takes 128 KiB
-
-
-class Confidence(Protocol):
-    """Estimates for drafts that have not been verified."""
-
-    def survival(self, request: Request, count: int) -> list[float]:
-        """For each of up to `count` drafts: how likely it and all before it are said to be accepted."""
 
 
 class DrawnConfidence:
@@ -89,6 +81,9 @@ class TracedConfidence:
     def survival(self, request: Request, count: int) -> list[float]:
         """Those of the round that the sequence began at that length."""
         return (self.survivals.at(request) or [])[:count]
+
+
+Confidence = DrawnConfidence | TracedConfidence
 
 
 def make_confidence(spec: Spec, acceptance: AcceptanceModel) -> Confidence:

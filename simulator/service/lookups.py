@@ -1,29 +1,11 @@
 """What a lookup finds in a row, without looking: how many tokens, and how many of them are right."""
 
-from typing import Protocol
-
 from simulator.service.acceptance import IidAcceptance
 from simulator.service.records import Request
 from simulator.service.streams import TILE_POSITIONS, Purpose, Streams
 from simulator.service.traced import Places
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import LOOKUP
-
-
-class Lookups(Protocol):
-    """Stands for a lookup in the tokens of a row.
-
-    Attributes:
-        host_s_per_row: seconds of one.
-    """
-
-    host_s_per_row: float
-
-    def found(self, request: Request) -> int:
-        """Tokens that are found for the next positions."""
-
-    def run(self, request: Request) -> int:
-        """Leading ones of them that are right, or more."""
 
 
 class _LookedUp(IidAcceptance):
@@ -92,6 +74,9 @@ class TracedLookups:
 def _at(model: IidAcceptance, request: Request) -> int:
     number, place = divmod(request.generated, TILE_POSITIONS)
     return model.tile(request.sequence, number)[place]
+
+
+Lookups = DrawnLookups | TracedLookups
 
 
 def make_lookups(spec: Spec, streams: Streams, max_run: int) -> Lookups:

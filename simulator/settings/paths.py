@@ -24,7 +24,6 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
     Raises:
         InputError: no such path.
     """
-    _require_text(path)
     if path in METHOD_PATHS:
         engine = data["engine"]
         require(isinstance(engine, dict), f"{path}: engine must be a mapping or a method, not {shown(engine)}")
@@ -37,15 +36,11 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
         require(known, f"{path}: no such setting; {name!r} is unknown{did_you_mean(name, _names(here))}")
         here = here[name]
     known = isinstance(here, dict) and (last in here or "kind" in here)
-    allowed = _allowed(here, parents)
+    allowed = [*_names(here), *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
     require(known, f"{path}: no such setting; allowed: {', '.join(allowed) or 'nothing'}{did_you_mean(last, allowed)}")
     here[last] = _whole(path, deepcopy(as_data(value)))
     if last == "kind":
         _drop_unknown(here, ".".join(parents), str(value), kept)
-
-
-def _require_text(path: Any) -> None:
-    require(isinstance(path, str), f"the path of a setting must be a text, not {shown(path)}")
 
 
 def _whole(path: str, given: Any) -> Any:
@@ -56,16 +51,8 @@ def _whole(path: str, given: Any) -> Any:
     return {item.name: as_data(item.default) for item in fields(PARTS[path])} | dict(given)
 
 
-def _allowed(here: Any, parents: list[str]) -> list[str]:
-    """What may be set there, `method` included where it is short for other settings."""
-    if not isinstance(here, dict):
-        return []
-    return [*_names(here), *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
-
-
 def _names(here: Any) -> list[str]:
-    """Keys that are texts; a user's mapping may have others, refused later."""
-    return [name for name in here if isinstance(name, str)] if isinstance(here, dict) else []
+    return list(map(str, here)) if isinstance(here, dict) else []
 
 
 def _drop_unknown(here: dict[str, Any], path: str, kind: str, kept: Collection[str]) -> None:
@@ -88,8 +75,6 @@ def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
     Raises:
         InputError: no such path, or a method beside a setting that it fixes otherwise.
     """
-    for path in settings:
-        _require_text(path)
     unsaid = data["study"] == as_data(DEFAULT_STUDY)
     for path, value in settings.items():
         if method := _method(path, value):

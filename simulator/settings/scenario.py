@@ -154,7 +154,6 @@ class Scenario:
         Raises:
             InputError: no such setting, or a value out of range.
         """
-        require(changes is None or isinstance(changes, Mapping), f"changes must be a mapping, not {shown(changes)}")
         data = to_mapping(self)
         apply_settings(data, {**(changes or {}), **more})
         return from_data(data)

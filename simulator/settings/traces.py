@@ -13,7 +13,6 @@ import pandas as pd
 from refimpl.core.errors import InputError, require
 from refimpl.core.interrupts import tell
 from refimpl.core.reading import is_file, is_folder, read_mappings
-from refimpl.core.values import is_number
 from simulator.settings.fields import MAX_TOKENS, POSITIVE
 from simulator.settings.folders import find_data
 from simulator.settings.tables import read_table
@@ -87,7 +86,6 @@ class EngineTrace:
             times = self.header.get("arrival_s", [0.0] * size)
         else:
             times = [max(0.0, rounds - 0.5) for rounds in self.header.get("submitted_at", [0] * size)]
-        require(times == sorted(times), f"{self.path}:1: arrivals go backwards")
         return list(times)
 
     @property
@@ -99,14 +97,6 @@ class EngineTrace:
         """
         times = self.header.get("round_end_s")
         require(times is not None, f"{self.path}:1: no round_end_s: all requests were there at the start of this run")
-        good = isinstance(times, list) and all(is_number(time) and 0 <= time < math.inf for time in times)
-        require(
-            good and times == sorted(times or []), f"{self.path}:1: round_end_s must be ascending numbers of seconds"
-        )
-        enough = len(times or []) > int(
-            max(self.rows["round"].max(), self.chunks["round"].max() if len(self.chunks) else 0)
-        )
-        require(enough, f"{self.path}:1: round_end_s must contain a number for each round")
         return list(times or [])
 
     @property

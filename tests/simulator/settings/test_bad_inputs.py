@@ -138,7 +138,7 @@ OPTIONS = [
     ("enginee.batch_size=4", r"'enginee' is unknown \(did you mean engine\?\)$"),
     ("study.arivals.rate_per_s=3", r"'arivals' is unknown \(did you mean arrivals\?\)$"),
     ("cost.kind.base_s=3", "cost.kind.base_s: no such setting; allowed: nothing$"),
-    ("acceptance={1:2} acceptance.kind=iid", "acceptance.kind: no such setting; allowed: nothing$"),
+    ("acceptance={1:2} acceptance.kind=iid", "acceptance.kind: no such setting; allowed: 1$"),
     ("acceptance={kind:iid,1:2} acceptance.prob=0.5", "acceptance: unknown key 1, prob; allowed: "),
     ("workload.common={kind:system_prompt,tokens:3,prompts:true}", "workload.common.prompts must be an integer"),
 ]  # fmt: skip
