@@ -1,8 +1,10 @@
 """How every stage reports: one line a claim, and a last line that the driver adds up."""
 
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # What a run of the engine may raise because it is wrong; an InvariantViolation is a RuntimeError. Anything else says
 # that a stage does not fit the code: it ends the stage.
@@ -40,6 +42,25 @@ def ask(program: str, cases: Sequence[Sequence[str]]) -> list[str]:
     if len(answers) != len(cases):
         raise RuntimeError(f"{len(answers)} answers to {len(cases)} cases")
     return answers
+
+
+def all_valid(name: str, answers: Sequence[str]) -> Verdict:
+    """Whether a program finds every case valid, and there are some."""
+    wrong = [f"case {i}: {answer}" for i, answer in enumerate(answers) if answer != "valid"]
+    return Verdict(name, bool(answers) and not wrong, f"{len(wrong)} are not, first {wrong[:3]}")
+
+
+def none_valid(name: str, judge: Callable[[list], list[str]], copies: Sequence[tuple[str, Any]]) -> Verdict:
+    """An expected failure: whether a program finds no corrupted copy valid, and there are some.
+
+    Args:
+        name: of the claim.
+        judge: what the program answers to each of some copies.
+        copies: each with what is wrong.
+    """
+    answers = judge([copy for _, copy in copies])
+    missed = Counter(what for (what, _), answer in zip(copies, answers, strict=True) if answer == "valid")
+    return Verdict(f"{EXPECTED}: {name}", bool(copies) and not missed, f"accepted {missed}")
 
 
 def ended_by(error: Exception, name: str) -> Verdict:

@@ -14,15 +14,16 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 from proofs.conformance import reach, runs
 from proofs.conformance.borders import small_borders
 from proofs.conformance.recorder import Recorder, ended, listening
-from proofs.conformance.replay import Lines, judge
+from proofs.conformance.replay import Lines, changed, judge, left_out, one_more
 from proofs.conformance.runs import SAMPLINGS, Shape
-from proofs.report import Verdict
+from proofs.report import Verdict, all_valid, none_valid
 from refimpl.core.config import SCHEDULERS
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
@@ -245,27 +246,10 @@ def small_runs(method: str) -> Iterator[Lines]:
 
 def corrupted(lines: Lines, rng: random.Random) -> Iterator[tuple[str, Lines]]:
     """Copies with one thing wrong each; what it is."""
-
-    def without(word: str) -> Iterator[tuple[str, Lines]]:
-        if places := _places(lines, word):
-            at = rng.choice(places)
-            yield f"no {word}", [*lines[:at], *lines[at + 1 :]]
-
-    def changed(word: str, field: int) -> Iterator[tuple[str, Lines]]:
-        if places := _places(lines, word):
-            at = rng.choice(places)
-            words = lines[at].split()
-            words[field] = str(int(words[field]) + 1)
-            yield f"{word} {field}", [*lines[:at], " ".join(words), *lines[at + 1 :]]
-
     for word in LEFT_OUT:
-        yield from without(word)
+        yield from changed(lines, rng, word, left_out, f"no {word}")
     for word, field in WRONG_FIELDS:
-        yield from changed(word, field)
-
-
-def _places(lines: Lines, word: str) -> list[int]:
-    return [i for i, line in enumerate(lines) if line.startswith(word + " ")]
+        yield from changed(lines, rng, word, one_more(field), f"{word} {field}")
 
 
 def verdicts(replayer: str, method: str, seen: Counter[str], tried: Counter[str]) -> Iterator[Verdict]:
@@ -274,15 +258,12 @@ def verdicts(replayer: str, method: str, seen: Counter[str], tried: Counter[str]
         some = list(small_runs(method))
     for line in itertools.chain(*some):
         seen[line.split()[0]] += 1
-    wrong = [f"run {i}: {answer}" for i, answer in enumerate(judge(replayer, some)) if answer != "valid"]
-    yield Verdict(f"{method}: what {len(some)} runs do to their blocks is replayed", not wrong, f"{wrong[:3]}")
+    asked = partial(judge, replayer)
+    yield all_valid(f"{method}: what {len(some)} runs do to their blocks is replayed", asked(some))
     rng = random.Random(0)
     copies = [copy for lines in some[::2] for copy in corrupted(lines, rng)]
-    tried.update(name for name, _ in copies)
-    answers = judge(replayer, [copy for _, copy in copies])
-    missed = Counter(name for (name, _), answer in zip(copies, answers, strict=True) if answer == "valid")
-    name = f"expected failure: {method}: {len(copies)} corrupted runs are not replayed"
-    yield Verdict(name, bool(copies) and not missed, f"accepted {missed}")
+    tried.update(what for what, _ in copies)
+    yield none_valid(f"{method}: {len(copies)} corrupted runs are not replayed", asked, copies)
 
 
 def check(replayer: str) -> Iterator[Verdict]:

@@ -12,11 +12,12 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from proofs.conformance import block_formulas, cohorts, room_spec
@@ -114,21 +115,21 @@ def scheduler_verdict(aging: int | None, rules: spec.Rules) -> Verdict:
     return Verdict(name, rounds > 300 and not faults, f"{len(faults)} are not, first {faults[:1]}")
 
 
+DRIFTED: dict[str, tuple[Any, str, Callable]] = {
+    "a kernel that has drifted": (kernels, "left_padded_position", lambda column, pads: column - pads + 1),
+    "a room that has drifted": (room_spec.Blocks, "held", lambda self, seq_len: -(-seq_len // self.size)),
+    "block verification that has drifted": (kernels, "block_total", lambda mass, rest: rest + mass),
+    "cohorts that have drifted": (OverlappedScheduler, "select", cohorts.youngest_first),
+}
+
+
 def check(program: str) -> Iterator[Verdict]:
     """Both links, and that each can break."""
     yield formulas_verdict(program)
-    with patch.object(kernels, "left_padded_position", lambda column, pads: column - pads + 1):
-        found = formulas_verdict(program)
-    yield Verdict(f"expected failure: a kernel that has drifted: {found.detail}", not found.ok)
-    with patch.object(room_spec.Blocks, "held", lambda self, seq_len: -(-seq_len // self.size)):
-        found = formulas_verdict(program)
-    yield Verdict(f"expected failure: a room that has drifted: {found.detail}", not found.ok)
-    with patch.object(kernels, "block_total", lambda mass, rest: rest + mass):
-        found = formulas_verdict(program)
-    yield Verdict(f"expected failure: block verification that has drifted: {found.detail}", not found.ok)
-    with patch.object(OverlappedScheduler, "select", cohorts.youngest_first):
-        found = formulas_verdict(program)
-    yield Verdict(f"expected failure: cohorts that have drifted: {found.detail}", not found.ok)
+    for name, wrong in DRIFTED.items():
+        with patch.object(*wrong):
+            found = formulas_verdict(program)
+        yield Verdict(f"expected failure: {name}: {found.detail}", not found.ok)
     rules = spec.Rules("grouped", BATCH, WINDOW, 2)
     yield scheduler_verdict(2, rules)
     yield scheduler_verdict(None, replace(rules, aging=math.inf))

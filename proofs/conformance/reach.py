@@ -24,9 +24,8 @@ from refimpl.core.config import SamplingConfig
 from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
-from refimpl.layouts import Layout, PagedLayout, inplace
 from refimpl.layouts.packed import PackedBlock
-from refimpl.placement import Move, RealignedPlacement, RectanglePlacement, sizes
+from refimpl.placement import Move, RectanglePlacement
 
 COUPLED = SAMPLINGS[0]
 LONGER = [shape((2, 2), (8, 8), (1, 1), 2, 2), shape((3, 1, 4), (8, 6, 7), (2, 1, 2), 2, 3, 1), SHAPES[-1]]
@@ -231,31 +230,6 @@ def check() -> Iterator[Verdict]:
     )
 
 
-def never_regrown(self: RealignedPlacement, rows: Any, span: int) -> Move | None:
-    """Realign as if a rectangle had columns without end."""
-    self.columns = 1 << 10
-    return REALIGN(self, rows, span)
-
-
-REALIGN, PREFILL, PLACES = RealignedPlacement.realign, Layout.prefill_block, PagedLayout.places
-# What only small borders show: method, owner, function, wrong variant.
-WRONG: dict[str, tuple[str, Any, str, Callable]] = {
-    "a left-padded rectangle never grows": ("realigned+static", RealignedPlacement, "realign", never_regrown),
-    "pool rows are too short": ("inplace+fifo", sizes, "pool_columns", lambda longest, window: longest - 2),
-    "the second chunk of a prompt stands at position 0": (
-        "inplace+fifo",
-        Layout,
-        "prefill_block",
-        lambda self, rows, tokens, start: PREFILL(self, rows, tokens, 0),
-    ),
-    "the view ends one column early": ("inplace+fifo", inplace, "padded_columns", lambda columns: columns - 1),
-    "a row's blocks in reverse order": (
-        "paged+fifo",
-        PagedLayout,
-        "places",
-        lambda self, rows, width: PLACES(self, [row._replace(blocks=row.blocks[::-1]) for row in rows], width),
-    ),
-}
 # Of the engine's own zoo: faults of blocks, in pools that are too small; and faults that change the tokens of LONGER.
 SHORT_ZOO = ("position-taken-for-slot", "place-in-block-forgotten")
 LONGER_ZOO = (
@@ -284,10 +258,6 @@ def check_faults() -> Iterator[Verdict]:
     """Expected failures, with every run-time check off; what is right is computed before a fault is planted."""
     for each in [*LONGER, *map(without_stops, LONGER)]:
         runs.sampled_outputs(each, COUPLED)
-    for name, (method, owner, attribute, wrong) in WRONG.items():
-        with small_borders(), patch.object(owner, attribute, wrong):
-            found = runs.verdict(method, unchecked_runs(method))[0]
-        yield expected_failure(name, found)
     for name in (*SHORT_ZOO, *LONGER_ZOO):
         fault = FAULTS[name]
         with small_borders(), fault.injected():

@@ -1,9 +1,11 @@
-"""``python -m proofs.conformance.replay REPLAYER [sample | ROUNDS [PROMPTS SUMMARY]]``: tokens and slots, replayed.
+"""Tokens and slots, replayed by the machine that is extracted from Coq: the stage `replay`, and many more rounds.
 
 Small runs of every layout with two schedulers, every scheduler among them, and a committed sample of rounds of the
-bundled pair, must be replayed to their end by the machine that is extracted from Coq; copies with one thing wrong must
-not. With a number: so many real rounds of the bundled pair, recorded and replayed at once, on its own prompts or on
-those of a file; then how many of which method is written to the summary. `sample` writes the committed sample.
+bundled pair, must be replayed to their end; copies with one thing wrong must not.
+
+    python -m proofs.conformance.replay REPLAYER ROUNDS [PROMPTS SUMMARY]   so many real rounds of the bundled pair, on
+        its own prompts or on those of a file; how many of which method is written to the summary
+    python -m proofs.conformance.replay REPLAYER sample                     write the committed sample
 """
 
 import gzip
@@ -13,7 +15,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from proofs.conformance import reach, runs
 from proofs.conformance.borders import small_borders
 from proofs.conformance.recorder import recorded
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Shape
-from proofs.report import Verdict, ask, report
+from proofs.report import Verdict, all_valid, ask, none_valid, report
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.core.files import check_writable, whole_file, write_whole
 from refimpl.core.provenance import command_line, stamp
@@ -43,6 +45,7 @@ PATTERNS = 2  # of acceptance, for each method and shape
 TOKENS, PROMPTS, BATCH, LONGEST = 96, 8, 2, 64  # of the real runs; tokens of a prompt at most
 FEW_TOKENS, FEW_PROMPTS = 6, 5  # of those in the sample
 Lines = list[str]
+Change = Callable[[list[str]], list[str]]  # of the words of a line
 
 
 def small_runs(method: str) -> Iterator[Lines]:
@@ -66,39 +69,48 @@ def _engine(method: str, shape: Shape, pair: Any, **settings: Any) -> Callable[[
     return lambda: runs.engine_for(method, shape, pair, sampling, **({"checks": "off"} | settings))
 
 
+def changed(lines: Lines, rng: random.Random, word: str, change: Change, what: str = "") -> Iterator[tuple[str, Lines]]:
+    """A copy in which a line that begins so is changed, or left out, if there is one; what is wrong with it."""
+    if places := places_of(lines, word + " "):
+        at = rng.choice(places)
+        new = " ".join(change(lines[at].split(" ")))
+        yield what or word, [*lines[:at], *([new] if new else []), *lines[at + 1 :]]
+
+
+def left_out(words: list[str]) -> list[str]:
+    """Nothing in place of a line."""
+    return []
+
+
+def one_more(field: int) -> Change:
+    """A number of a line is one too large."""
+    return lambda words: [*words[:field], str(int(words[field]) + 1), *words[field + 1 :]]
+
+
 def corrupted(lines: Lines, rng: random.Random) -> Iterator[tuple[str, Lines]]:
     """Copies with one thing wrong each; what it is."""
-
-    def changed(word: str, change: Callable[[list[str]], list[str]]) -> Iterator[tuple[str, Lines]]:
-        places = [i for i, line in enumerate(lines) if line.startswith(word + " ")]
-        if places:
-            at = rng.choice(places)
-            new = " ".join(change(lines[at].split(" ")))
-            yield word, [*lines[:at], *([new] if new else []), *lines[at + 1 :]]
-
-    def add(field: int) -> Callable[[list[str]], list[str]]:
-        return lambda words: [*words[:field], str(int(words[field]) + 1), *words[field + 1 :]]
-
-    yield from changed("query 1", lambda words: words[:-1])  # nothing, or too little, is seen
-    yield from changed("query 0", add(3))  # a position too far
-    yield from changed("feed", add(2))  # a position too far
-    yield from changed("feed", add(3))  # another token
-    yield from changed("feed", add(4))  # another slot
-    yield from changed("feed", lambda words: [])  # not fed at all
-    if needed := [at for at in _places(lines, "copy ") if _is_needed(lines, at)]:
+    change = partial(changed, lines, rng)
+    yield from change("query 1", lambda words: words[:-1])  # nothing, or too little, is seen
+    yield from change("query 0", one_more(3))  # a position too far
+    yield from change("feed", one_more(2))  # a position too far
+    yield from change("feed", one_more(3))  # another token
+    yield from change("feed", one_more(4))  # another slot
+    yield from change("feed", left_out)  # not fed at all
+    if needed := [at for at in places_of(lines, "copy ") if _is_needed(lines, at)]:
         at = rng.choice(needed)
         yield "copy", [*lines[:at], *lines[at + 1 :]]  # not moved at all
-    junk = rng.choice([at for at in _places(lines, "junk") if lines[at + 1].startswith("query")])
+    junk = rng.choice([at for at in places_of(lines, "junk") if lines[at + 1].startswith("query")])
     overwritten = lines[junk + 1].split(" ")[-1].split("-")[0]
     yield "junk", [*lines[:junk], f"{lines[junk]} {overwritten}", *lines[junk + 1 :]]  # what is seen is nobody's
-    yield from changed("commit", lambda w: [*w[:3], str((int(w[3]) + 1) % 3), *w[4:]])  # ends otherwise, or not
-    yield from changed("commit", add(4))  # another token
-    yield from changed("commit", lambda words: [*words, "1"])  # one too many
-    yield "last commit", [line for i, line in enumerate(lines) if i != max(_places(lines, "commit"))]
+    yield from change("commit", lambda w: [*w[:3], str((int(w[3]) + 1) % 3), *w[4:]])  # ends otherwise, or not
+    yield from change("commit", one_more(4))  # another token
+    yield from change("commit", lambda words: [*words, "1"])  # one too many
+    yield "last commit", [line for i, line in enumerate(lines) if i != max(places_of(lines, "commit"))]
 
 
-def _places(lines: Lines, word: str) -> list[int]:
-    return [i for i, line in enumerate(lines) if line.startswith(word)]
+def places_of(lines: Lines, start: str) -> list[int]:
+    """Lines that begin so."""
+    return [i for i, line in enumerate(lines) if line.startswith(start)]
 
 
 def _is_needed(lines: Lines, at: int) -> bool:
@@ -123,21 +135,17 @@ def judge(replayer: str, some: list[Lines]) -> list[str]:
 
 def rounds_of(lines: Lines) -> int:
     """Rounds of the engine: commits of rows without anything between."""
-    commits = set(_places(lines, "commit"))
+    commits = set(places_of(lines, "commit"))
     return sum(at - 1 not in commits for at in commits)
 
 
 def verdicts(replayer: str, name: str, some: list[Lines]) -> Iterator[Verdict]:
     """All are replayed, and no corrupted copy of an exact one is."""
-    wrong = [f"run {i}: {answer}" for i, answer in enumerate(judge(replayer, some)) if answer != "valid"]
-    ok = bool(some) and not wrong
-    rounds = sum(map(rounds_of, some))
-    yield Verdict(f"{name}: {len(some)} runs, {rounds} rounds are replayed", ok, f"{wrong[:3]}")
+    rounds, asked = sum(map(rounds_of, some)), partial(judge, replayer)
+    yield all_valid(f"{name}: {len(some)} runs, {rounds} rounds are replayed", asked(some))
     rng, exact = random.Random(0), [lines for lines in some if lines[0] == "run 1"]
     copies = [copy for lines in exact[::3] for copy in corrupted(lines, rng)]
-    missed = [copies[i][0] for i, answer in enumerate(judge(replayer, [c for _, c in copies])) if answer == "valid"]
-    name = f"expected failure: {name}: {len(copies)} corrupted runs are not replayed"
-    yield Verdict(name, bool(copies) and not missed, f"accepted {Counter(missed)}")
+    yield none_valid(f"{name}: {len(copies)} corrupted runs are not replayed", asked, copies)
 
 
 def check(replayer: str) -> Iterator[Verdict]:
@@ -177,52 +185,32 @@ def real_runs(
         yield method, recorded(lambda s=sequences, c=config: Engine(pair, s, c), exact=acceptance == "greedy")
 
 
-@dataclass
-class Replayed:
-    """Real runs that were replayed; rounds, and queries of them, by method."""
-
-    prompts: str
-    runs: int = 0
-    rounds: Counter[str] = field(default_factory=Counter)
-    queries: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
-
-    def add(self, method: str, lines: Lines, answer: str) -> None:
-        """One more run, and what the machine said."""
-        self.runs += 1
-        self.rounds[method] += rounds_of(lines)
-        self.queries[method] += len(_places(lines, "query "))
-        self.faults += [] if answer == "valid" else [f"{method}: {answer}"]
-        print(f"{self.rounds.total()} rounds, last {method}", file=sys.stderr, flush=True)
-
-    def verdict(self) -> Verdict:
-        """Whether all were replayed, of every method."""
-        name = f"the bundled pair: {self.rounds.total()} rounds are replayed, with tokens and slots"
-        return Verdict(name, not self.faults and {*self.rounds} == {*METHODS}, f"{self.faults[:3]}")
-
-
-def many(replayer: str, wanted: int, file: Path) -> Replayed:
-    """Real runs until so many rounds of the engine were replayed."""
-    done = Replayed(file.name)
+def many(replayer: str, wanted: int, file: Path) -> dict[str, Any]:
+    """Real runs until so many rounds of the engine were replayed: by method, and what was refused."""
     methods = tuple(METHODS[i] for i in random.Random(0).sample(range(len(METHODS)), len(METHODS)))
+    rounds, queries, told = Counter[str](), Counter[str](), list[str]()
     for method, lines in real_runs(methods, itertools.count(), TOKENS, PROMPTS, read_prompts(file)):
-        (answer,) = judge(replayer, [lines])
-        done.add(method, lines, answer)
-        if done.rounds.total() >= wanted:
+        told.append(f"{method}: {judge(replayer, [lines])[0]}")
+        rounds[method] += rounds_of(lines)
+        queries[method] += len(places_of(lines, "query "))
+        print(f"{rounds.total()} rounds, last {method}", file=sys.stderr, flush=True)
+        if rounds.total() >= wanted:
             break
-    return done
+    faults = [each for each in told if not each.endswith(": valid")]
+    return {"prompts": file.name, "runs": len(told), "rounds": rounds, "queries": queries, "faults": faults}
 
 
 def many_verdict(replayer: str, wanted: int, file: Path, summary: Path | None) -> Verdict:
-    """The same, written down if that is asked for."""
+    """Whether all are replayed, of every method; written down if that is asked for."""
     if summary:
         check_writable(summary, file)
     done = many(replayer, wanted, file)
     if summary:
         settings = {"new_tokens": TOKENS, "prompts_a_run": PROMPTS, "batch_size": BATCH, "max_prompt_tokens": LONGEST}
-        data = {"schema": 1, "command": command_line(), **stamp("torch", "transformers"), **settings, **vars(done)}
+        data = {"schema": 1, "command": command_line(), **stamp("torch", "transformers"), **settings, **done}
         write_whole(summary, [json.dumps(data, indent=1)])
-    return done.verdict()
+    name = f"the bundled pair: {done['rounds'].total()} rounds are replayed, with tokens and slots"
+    return Verdict(name, not done["faults"] and {*done["rounds"]} == {*METHODS}, f"{done['faults'][:3]}")
 
 
 def write_sample() -> None:
@@ -234,14 +222,12 @@ def write_sample() -> None:
         sample.write(gzip.compress(text.encode(), mtime=0))
 
 
-def main(replayer: str, what: str = "", prompts: str = str(OWN_PROMPTS), summary: str = "") -> int:
+def main(replayer: str, what: str, prompts: str = str(OWN_PROMPTS), summary: str = "") -> int:
     """See the head of this file."""
     if what == "sample":
         write_sample()
         return 0
-    if what:
-        return report("replay", [many_verdict(replayer, int(what), Path(prompts), Path(summary) if summary else None)])
-    return report("replay", check(replayer))
+    return report("replay", [many_verdict(replayer, int(what), Path(prompts), Path(summary) if summary else None)])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from scipy.stats import chi2
 from refimpl.core.config import SamplingConfig
 from refimpl.decoding.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule, RowNumbers
 from refimpl.decoding.sampling import RowKeys
+from refimpl.faults import FAULTS
 from refimpl.selfcheck.fraction_model import fraction_pair, sequence_law
 
 FALSE_ALARM, MARGIN = 1e-7, 1e3
@@ -85,11 +86,15 @@ def test_coupled_noise_draws_the_target_law():
     assert p_value(decode(CoupledRule(SAMPLING))) > FALSE_ALARM
 
 
-UNSEEN = {
-    wrong_rules.SeedlessBonus,  # all sequences have one seed
-    wrong_rules.TopPAfterTheRatio,  # no top-p here
-    wrong_rules.RollbackRedraws,  # below
-}
+UNSEEN = (wrong_rules.SeedlessBonus,)  # all sequences have one seed
+ZOO = (
+    "residual-forgotten",
+    "ratio-upside-down",
+    "draft-drawn-from-another-q",
+    "ratio-of-the-raw-draft",
+    "recovery-reuses-draft-noise",
+    "matches-counted-past-mismatch",
+)  # of refimpl/faults
 
 
 @pytest.mark.parametrize("rule", [rule for rule in wrong_rules.ALL if rule not in UNSEEN])
@@ -97,6 +102,7 @@ def test_power_to_detect_a_wrong_rule(rule):
     assert p_value(decode(rule(SAMPLING))) < FALSE_ALARM / MARGIN
 
 
-def test_power_to_detect_a_rollback_that_redraws(monkeypatch):
-    monkeypatch.setattr(wrong_rules.RollbackRedraws, "group_size", 2)
-    assert p_value(decode(wrong_rules.RollbackRedraws(SAMPLING))) < FALSE_ALARM / MARGIN
+@pytest.mark.parametrize(("name", "rollback"), [*((name, False) for name in ZOO), ("rollback-draws-again", True)])
+def test_power_to_detect_a_fault_of_the_rule(name, rollback):
+    with FAULTS[name].injected():
+        assert p_value(decode(RejectionRule(SAMPLING), rollback)) < FALSE_ALARM / MARGIN
