@@ -76,19 +76,13 @@ def group_probability(window: int, rows: int, lengths: int) -> float:
 
 def _load(rate: float, service_s: float, servers: int = 1) -> float:
     load = rate * service_s / servers
-    if not 0 <= load < 1:
-        raise ValueError(f"the queue has no steady state: load {load:.3g} must be below 1")
+    assert 0 <= load < 1, "else the queue has no steady state"
     return load
 
 
 def pollaczek_khinchine_wait_s(rate: float, service_s: float, service_cv2: float) -> float:
     """Mean wait in an M/G/1 queue, λ·E[S²] / (2·(1 - ρ)) (Pollaczek 1930, Khinchine 1932)."""
     return rate * service_s**2 * (1 + service_cv2) / (2 * (1 - _load(rate, service_s)))
-
-
-def mm1_wait_s(rate: float, service_s: float) -> float:
-    """Mean wait in an M/M/1 queue, ρ·S / (1 - ρ)."""
-    return pollaczek_khinchine_wait_s(rate, service_s, 1.0)
 
 
 def md1_wait_s(rate: float, service_s: float) -> float:

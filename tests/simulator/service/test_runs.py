@@ -212,10 +212,10 @@ def test_mser5_takes_rounding_for_no_transient(length):
 def test_nothing_is_observed_after_the_last_round_when_no_request_can_come():
     whole = simulate(brief(num_requests=20), 1)
     stopped = simulate(brief(num_requests=20, duration_s=3600.0), 1)
-    patient = simulate(brief(num_requests=20).but(switches={"wait_for_rows": 2, "wait_at_most_s": 900.0}), 1)
+    patient = simulate(brief(num_requests=1).but(switches={"wait_for_rows": 2, "wait_at_most_s": 900.0}), 1)
     pd.testing.assert_frame_equal(stopped.metrics, whole.metrics)
     assert whole["makespan_s"] == whole.frame("requests")["finished_s"].max()
-    assert patient["makespan_s"] == patient.frame("requests")["finished_s"].max()
+    assert patient["makespan_s"] == patient.frame("requests")["finished_s"].max() < 9, "nor waited for"
 
 
 def test_waiting_for_requests_that_may_come_is_observed():

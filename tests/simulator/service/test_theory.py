@@ -187,11 +187,6 @@ def test_requests_of_a_given_time_begin_as_if_one_had_come(cv):
     assert_mean(counts, 5.0 * end_s + (cv**2 - 1) / 2, notices=0.1)
 
 
-def test_a_queue_without_steady_state_is_refused():
-    with pytest.raises(ValueError, match="no steady state"):
-        closed_forms.md1_wait_s(100.0, 0.02)
-
-
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
