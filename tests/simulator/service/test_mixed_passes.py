@@ -3,21 +3,17 @@
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from refimpl.calibrate.grid import MIXED_DRAFTS, MIXED_ROW_TOKENS
 from refimpl.core.errors import InputError
 from refimpl.scheduling.base import JOINT_TOKENS
-from simulator.engine_runs import validation
 from simulator.runner import simulate
 from simulator.service.cost import MEASURED_ROW, Fed
 from simulator.service.simulation import Simulation, simulate_once
 from simulator.service.table_cost import UNMEASURED
 from simulator.settings.scenario import Scenario
-from simulator.settings.traces import EngineTrace
-from tests.synthetic_inputs import HEADER, synthetic_points, synthetic_seconds, write_calibration
+from tests.synthetic_inputs import synthetic_points, synthetic_seconds, write_calibration
 
 PREFILL_S, DRAFT_S = 0.2e-3, 0.05e-3  # of a token of a prefill; of a chunk, in the draft's pass
 TOKEN_S, START_S = 0.5e-3, 1e-6  # of a token of a chunk, in the verify pass; for each one before the chunk
@@ -184,28 +180,3 @@ def test_beyond_the_points_it_is_refused_or_marked(measured, rows, chunks, words
     further = Simulation(scenario_of(measured, **{"cost.outside": "extrapolate"})).cost
     assert beside(further, rows, *chunks)[0] == pytest.approx(sum(tokens for tokens, _ in chunks) * DRAFT_S)
     assert further.extrapolated
-
-
-def test_verify_passes_with_chunks_are_judged_apart():
-    """Rounds 1 and 3 of four have chunks; nothing is said of a run without, or of other rounds than its own."""
-    measured_s, ours_s = pd.Series([1.0, 2.0, 3.0, 6.0]), pd.Series([2.0, 2.0, 4.0, 4.0])
-    found = validation._verify_errors(measured_s, ours_s, pd.Series([1, 3, 3]))
-    assert found == {"verify_mixed": pytest.approx(-0.25), "verify_alone": pytest.approx(0.5)}
-    for rounds, chunked in ((ours_s, []), (ours_s[:3], [1])):
-        assert np.isnan([*validation._verify_errors(measured_s, rounds, pd.Series(chunked)).values()]).all()
-    every = validation._verify_errors(measured_s, ours_s, pd.Series(measured_s.index))
-    assert np.isnan(every["verify_alone"])
-    assert not np.isnan(every["verify_mixed"])
-
-
-def test_waits_of_a_held_out_run_by_hand():
-    """Two requests; rounds of one and of three seconds, on a machine half as fast as the calibration's."""
-    rows = pd.DataFrame({"round": [0, 1, 1], "sequence": [0, 0, 1], "kept": [1, 2, 3], "accepted": [0, 1, 2]})
-    stages = dict.fromkeys(("prefill_s", "draft_s", "verify_s", "realign_s", "host_s"), 0.0)
-    rows = rows.assign(mode="fifo", k=2, num_moves=0, num_blocks=np.nan, **stages, round_s=[1.0, 3.0, 3.0])
-    simulated = {"first_token_p50_s": 1.25, "first_token_p90_s": 1.85, "inter_token_p50_s": 3.0, "inter_token_p90_s": 0}
-    found = validation._wait_errors(EngineTrace("run", HEADER, rows), simulated, speed=2.0)
-    assert found["first_token_p50_error"] == pytest.approx(0)
-    assert found["first_token_p90_error"] == pytest.approx(0)
-    assert found["inter_token_p50_error"] == pytest.approx(1)
-    assert found["inter_token_p90_error"] == -1

@@ -11,6 +11,7 @@ from refimpl.core.reading import read_mappings
 from simulator.cli import main
 from simulator.engine_runs.validation import validate
 from simulator.runner import simulate
+from simulator.service.workload import most_requests
 from simulator.settings.folders import VALIDATION
 from simulator.settings.scenario import Scenario
 from simulator.settings.traces import EngineTrace, read_engine_trace, read_service_trace
@@ -75,6 +76,44 @@ def test_a_service_trace_brings_its_times_lengths_and_budgets(tmp_path, engine_t
     assert (requests["generated_tokens"].tolist(), results["cut_outputs"]) == (generated, cut)
     others = made.but({"workload.output_tokens": {"kind": "trace", "path": str(engine_trace)}})
     assert simulate(others, 1).frame("requests")["generated_tokens"].tolist() == generated
+
+
+# --- studies that last as long as a record -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["trace", "replay"])
+def test_all_requests_of_a_record_come_where_nothing_says_how_many(tmp_path, engine_trace, kind):
+    whole = served(tmp_path, LONG)
+    if kind == "replay":
+        whole = whole.but(study={"kind": "open", "arrivals": {"kind": kind, "path": str(engine_trace)}})
+    count = most_requests(whole.study)
+    assert count == (3 if kind == "trace" else 2)
+    given = simulate(whole.but({"study.num_requests": count}), 1)
+    pd.testing.assert_frame_equal(simulate(whole, 1).metrics, given.metrics)
+    assert simulate(whole.but({"study.num_requests": 1}), 1)["completed"] == 1
+
+
+@pytest.mark.parametrize("kind_first", [True, False])
+def test_a_change_to_recorded_arrivals_brings_all_of_them(tmp_path, kind_first):
+    """Where nothing was said of the study: 64 requests are those of a study without a record."""
+    study = served(tmp_path, LONG).study
+    log = study.arrivals.as_mapping()
+    changes = {"study.kind": "open"} | {f"study.arrivals.{name}": value for name, value in log.items()}
+    assert Scenario().but(changes if kind_first else dict(reversed(changes.items()))).study == study
+    assert Scenario().but({"study.kind": "open"}).study.num_requests == 64
+    assert Scenario().but(changes | {"study.num_requests": 1}).study.num_requests == 1
+    assert Scenario().but(study={"kind": "open", "num_requests": 1, "arrivals": log}).study.num_requests == 1
+    assert Scenario(study={"num_requests": 2}).but(changes).study.num_requests == 2
+
+
+@pytest.mark.parametrize("length", [{}, {"study.duration_s": 99.0}])
+def test_prompts_are_parted_by_those_of_the_log_alone(tmp_path, length):
+    """Of three requests, as of the log, a third each: not of a thousand that begin with it over and over."""
+    made = served(tmp_path, LONG).but(service={"replicas": 2, "router": "by_length"}).but(length)
+    assert simulate(made, 1).frame("requests")["replica"].tolist() == [0, 1, 1]
+
+
+# --- engine traces -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
