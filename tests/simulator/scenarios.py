@@ -56,6 +56,7 @@ engines = st.builds(
 
 decisions = st.sampled_from([
     {"draft_budget": "by_load:2=3,4=1"},
+    {"draft_budget": "by_load:3=0"},
     {"draft_budget": "capacity:7"},
     {"draft_budget": "goodput:1=1.2/1.5/1.8/2.1,3=1.5/2.2"},
     {"draft_budget": "confidence:0.4"},

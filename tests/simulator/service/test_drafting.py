@@ -7,9 +7,6 @@ from simulator.runner import simulate
 from simulator.service.acceptance import MODELS, make_acceptance
 from simulator.service.confidence import DrawnConfidence
 from simulator.service.cost import Fed
-from simulator.service.pricing import Pricing
-from simulator.service.records import Request
-from simulator.service.scenario_cost import make_cost
 from simulator.service.simulation import simulate_once
 from simulator.service.streams import TILE_REQUESTS, Streams
 from simulator.service.table_cost import UNMEASURED_LAG
@@ -25,35 +22,10 @@ BASE = Scenario(
 
 
 def test_a_budget_that_leaves_all_drafts_changes_nothing():
-    """Pads are left out where a quarter of the rectangle is pads, as where rows are near their ends."""
-    fixed = simulate(BASE, 3)
-    whole = simulate(BASE.but({"engine.draft_budget": "capacity:999"}), 3)
+    fixed, whole = (simulate(BASE.but({"engine.draft_budget": name}), 3) for name in ("fixed", "capacity:999"))
     columns = ["request", "rounds", "drafted", "accepted"]
     assert whole.frame("requests")[columns].equals(fixed.frame("requests")[columns])
     assert whole["tokens_per_s"] == pytest.approx(fixed["tokens_per_s"], rel=1e-12)
-    before, after = fixed.frame("rounds"), whole.frame("rounds")
-    assert np.allclose(before["verify_s"], after["verify_s"], rtol=1e-12)
-    padded = before["live"] + before["drafted"] > 0.75 * before["rows"] * (before["k"] + 1)
-    assert 0.5 < padded.mean() < 1
-
-
-TAIL = Scenario(
-    workload={"output_tokens": {"kind": "values", "tokens": [1, 1, 1, 12]}},
-    study={"num_requests": 4},
-    engine={"scheduler": "static", "batch_size": 4, "num_speculative_tokens": 3},
-    acceptance={"kind": "iid", "probability": 1.0},
-    cost={"kind": "linear", "verify_base_s": 1.0, "verify_s_per_token": 1.0},
-)
-
-
-@pytest.mark.parametrize("budget", [{}, {"engine.draft_budget": "by_load:1=3"}])
-def test_rows_that_have_finished_feed_nothing(budget):
-    """The verify pass of a static batch is a rectangle only while more than three quarters of it are tokens."""
-    rounds = simulate(TAIL.but(budget), 1).frame("rounds")
-    assert rounds["live"].tolist() == [4, 1, 1]
-    assert rounds["verify_s"].tolist() == [17, 5, 5]
-    padded = simulate(TAIL.but(budget).but({"switches.pad_prompts": True}), 1).frame("rounds")
-    assert padded["verify_s"].tolist() == [17, 17, 17]
 
 
 def test_a_cut_row_pays_in_a_packed_pass_alone_and_was_drawn_all_the_same():
@@ -62,8 +34,6 @@ def test_a_cut_row_pays_in_a_packed_pass_alone_and_was_drawn_all_the_same():
     assert packed["verified_tokens_per_round"] < 0.6 * packed["verified_rectangle_per_round"]
     assert packed["tokens_per_round"] == padded["tokens_per_round"]
     assert packed["tokens_per_s"] > 1.1 * padded["tokens_per_s"]
-    line = packed.frame("rounds").iloc[0]
-    assert line["verify_s"] == pytest.approx(0.02 + 1e-3 * (line["live"] + line["drafted"]))
     none = simulate(capped.but({"engine.draft_budget": "capacity:0"}), 2)
     assert none["tokens_per_round"] == none["verified_tokens_per_round"] < none["drawn_tokens_per_round"] / 4
     assert none["draft_share"] > 0.2
@@ -72,9 +42,7 @@ def test_a_cut_row_pays_in_a_packed_pass_alone_and_was_drawn_all_the_same():
 def test_lookups_cost_host_seconds_and_what_they_find():
     looked = BASE.but({"engine.drafter": "ngram", "lookup.found": 0.5, "lookup.host_s_per_row": 1e-4})
     results = simulate(looked, 5)
-    rounds = results.frame("rounds")
-    assert (rounds["passes"] == 0).all()
-    assert rounds["draft_s"].max() == pytest.approx(6e-4)
+    assert (results.frame("rounds")["passes"] == 0).all()
     assert results["draft_acceptance_rate"] < 0.5  # of runs of drafts, each right with probability 0.5
     never, always = (looked.but({"lookup.found": share}) for share in (0.0, 1.0))
     assert simulate(never, 2)["mean_acceptance_length"] == 1
@@ -100,11 +68,9 @@ def test_a_hybrid_runs_its_draft_where_some_row_finds_nothing():
 def test_a_head_costs_its_steps_and_drafts_from_the_second_round_on():
     headed = BASE.but({"engine.drafter": "head", "head": {"kind": "steps", "step_s": 1e-4, "step_s_per_row": 1e-5}})
     result, model = simulate(headed, 3), simulate(BASE, 3)
-    rounds, rows = result.frame("rounds"), simulate_once(headed, keep_rows=True).log.row_frame()
-    assert (rounds["passes"] == 0).all()
-    assert np.allclose(rounds["draft_s"], rounds["k"] * (1e-4 + 1e-5 * rounds["rows"]))
-    first = rows.groupby("sequence")["drafted"].first()
-    assert (first == 0).all()
+    rows = simulate_once(headed, keep_rows=True).log.row_frame()
+    assert (result.frame("rounds")["passes"] == 0).all()
+    assert (rows.groupby("sequence")["drafted"].first() == 0).all()
     assert model["mean_acceptance_length"] > result["mean_acceptance_length"] > 1.5
     assert result["tokens_per_s"] > model["tokens_per_s"]
 
@@ -184,8 +150,8 @@ CROWDED = Scenario(
 
 @pytest.mark.parametrize(
     "cost",
-    [CROWDED.cost.as_mapping(), {**PLAIN, "draft": "qwen3-0.6b"}, {"kind": "table", "calibration": "cpu/tiny"}],
-    ids=["linear", "roofline", "table"],
+    [{**PLAIN, "draft": "qwen3-0.6b"}, {"kind": "table", "calibration": "cpu/tiny"}],
+    ids=["roofline", "table"],
 )
 def test_a_draft_that_sat_out_pays_for_what_it_has_missed(cost):
     """Two rows draft nothing for a hundred rounds; then the one that is left feeds them before it drafts."""
@@ -195,24 +161,12 @@ def test_a_draft_that_sat_out_pays_for_what_it_has_missed(cost):
     caught_up_s = rounds["draft_s"][first] - rounds["draft_s"][first + 1]
     assert first == 100
     assert caught_up_s == pytest.approx(simulation.cost.catch_up_s([Fed(1, 100, 9)]), rel=0.1)
-    if cost["kind"] == "linear":
-        assert caught_up_s == pytest.approx(0.001 + 100 * 0.001)  # a pass of its own, over a token less than it lacks
     if cost["kind"] == "roofline":
         all_s = simulation.cost.draft.pass_s([Fed(1, 100, 9)], 1)
         assert caught_up_s == pytest.approx(float(all_s), rel=0.1)
     if cost["kind"] == "table":
         chunk_s = [simulation.cost.point("draft_chunk", 1, tokens, 9) for tokens in (16, 320)]
         assert caught_up_s == pytest.approx(chunk_s[0] + 84 * (chunk_s[1] - chunk_s[0]) / 304, rel=0.1)
-
-
-def test_a_row_that_does_not_lag_is_not_fed_again():
-    """Only those behind are fed, each what it has missed."""
-    pricing = Pricing(CROWDED.engine, CROWDED.switches, make_cost(CROWDED, Streams(0, 0)))
-    rows = [Request(number, (10, 50, 50), bytes, lambda *_: None, 0.0) for number in range(3)]
-    for row, lag in zip(rows, (2, 9, 5), strict=True):
-        row.seq_len, row.draft_lag = 40, lag
-    assert pricing._catch_up_s(tuple(rows), passes=2) == pytest.approx(0.001 + (8 + 4) * 0.001)
-    assert pricing._catch_up_s(tuple(rows), passes=0) == pricing._catch_up_s(tuple(rows[:1]), passes=2) == 0
 
 
 def test_what_no_calibration_says_of_catching_up_is_marked(calibration):

@@ -1,11 +1,14 @@
 """Figures against a second, plain computation; `tools/planted.toml` lists the errors that turn these tests red."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from refimpl.core.formats import POINT_COLUMNS, TRACE_SCHEMA
 from simulator.engine_runs.acceptance_fit import fit_markov
@@ -20,6 +23,7 @@ from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.settings.traces import EngineTrace
 from simulator.studies.designs import build_sweep
 from simulator.studies.sweeps import sweep
+from tests.simulator.scenarios import decisions, engines
 from tests.synthetic_inputs import synthetic_points, write_calibration
 
 COST = Spec.of("linear", verify_base_s=0.02, draft_base_s=0.002, noise_cv=0.05)
@@ -186,6 +190,41 @@ def test_a_sweep_that_is_broken_off_while_it_writes_leaves_no_half_file(tmp_path
 
 
 # --- costs -------------------------------------------------------------------------------------------------------
+
+
+@given(engines, st.one_of(st.just({}), decisions), st.sampled_from([0.0, 0.6, 1.0]), st.booleans())
+def test_rounds_cost_what_their_rows_feed(engine, drafting, alpha, padded):
+    """Pads where less than a quarter of the rectangle is; the draft first caches what rows lack that it sat out for."""
+    rates = {
+        "verify_base_s": 1.0, "verify_s_per_token": 0.01, "context_s_per_token": 1e-4, "draft_base_s": 0.1,
+        "draft_s_per_token": 0.003, "host_base_s": 0.5, "host_s_per_row": 0.07,
+    }  # fmt: skip
+    head, looked = {"step_s": 0.2, "step_s_per_row": 0.04}, {"found": 0.5, "probability": 0.5, "host_s_per_row": 0.02}
+    made = Scenario(
+        study={"num_requests": 9}, engine=replace(engine, **drafting), acceptance={"kind": "iid", "probability": alpha},
+        workload={"prompt_tokens": {"kind": "uniform", "low_tokens": 4, "high_tokens": 20}},
+        cost={"kind": "linear", **rates}, head={"kind": "steps", **head}, lookup={"kind": "iid", **looked},
+        switches={"pad_prompts": padded}, noise=False,
+    )  # fmt: skip
+    log = simulate_once(made, keep_rows=True).log
+    prompts = {request.sequence: request.prompt_len for request in log.requests}
+    members = {index: list(rows.itertuples()) for index, rows in log.row_frame().groupby("round")}
+    for index, line in enumerate(log.rounds):
+        if line.rows == 0:
+            continue
+        rows, span, fed = members[index], line.k + 1, sum(row.drafted + 1 for row in members[index])
+        packed = fed <= 0.75 * line.rows * span and not padded
+        tokens = max(fed, line.rows) if packed else line.rows * span
+        assert line.verify_s == pytest.approx(1.0 + 0.01 * tokens + 1e-4 * line.rows * line.width)
+        draft_s = line.passes * (0.1 + 0.003 * line.rows)
+        behind = [row.draft_lag - 1 for row in rows if row.draft_lag > 2 and line.passes]
+        draft_s += 0.1 + 0.003 * sum(behind) if behind else 0.0
+        if drafting.get("drafter") == "head":
+            draft_s = line.k * (0.2 + 0.04 * line.rows)
+        elif "drafter" in drafting:
+            draft_s += 0.02 * sum(prompts[row.sequence] + engine.max_new_tokens - row.seq_len > 1 for row in rows)
+        assert line.draft_s == pytest.approx(draft_s)
+        assert line.host_s == pytest.approx(0.5 + 0.07 * line.rows)
 
 
 def test_a_grid_holds_means(tmp_path):
