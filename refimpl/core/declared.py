@@ -4,26 +4,12 @@ import math
 from collections.abc import Collection, Hashable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import lru_cache
-from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from refimpl.core.errors import require, shown
-from refimpl.core.values import is_number, require_bool
+from refimpl.core.values import is_number, plain, require_bool
 
 C = TypeVar("C")
-
-
-def plain(value: Any) -> Any:
-    """Numbers and arrays as Python's own, lists and ranges as tuples: to be compared, hashed and written."""
-    if isinstance(value, bool | str):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    return tuple(map(plain, value)) if isinstance(value, list | tuple | range) else value
 
 
 @dataclass(frozen=True, slots=True)

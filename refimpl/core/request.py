@@ -43,7 +43,7 @@ class Request:
     arrival_s: float = 0.0
 
     def __post_init__(self) -> None:
-        use_plain_numbers(self)
+        use_plain_numbers(self, leave="prompt")
         for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), low, high)

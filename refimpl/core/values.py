@@ -1,18 +1,17 @@
 """Checks of single values that a caller gives."""
 
 import math
-import numbers
 import os
 import sys
 from collections.abc import Sequence as Seq
 from dataclasses import fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from refimpl.core.errors import require, shown
 
 MAX_SPECULATIVE_TOKENS = 64
-MAX_NESTING = 3  # of a setting: a table of pairs, one of which is a list
 
 
 def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
@@ -37,18 +36,23 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(map(str.strip, text.split(","))))
 
 
-def use_plain_numbers(settings: Any) -> None:
-    """Replace numpy's numbers in the fields, and in tables there, by Python's, which JSON and comparisons know."""
-    for entry in fields(settings):
-        object.__setattr__(settings, entry.name, _plain(getattr(settings, entry.name), MAX_NESTING))
+def use_plain_numbers(settings: Any, *, leave: str = "") -> None:
+    """Make the fields of a dataclass plain, in place; that named `leave` stays as it is."""
+    for name in (item.name for item in fields(settings) if item.name != leave):
+        object.__setattr__(settings, name, plain(getattr(settings, name)))  # frozen, but not yet handed out
 
 
-def _plain(value: Any, nesting: int) -> Any:
-    if isinstance(value, numbers.Real) and hasattr(value, "item"):
-        return value.item()
-    if nesting and type(value) in (list, tuple):
-        return type(value)(_plain(each, nesting - 1) for each in value)
-    return value
+def plain(value: Any) -> Any:
+    """Numbers and arrays as Python's own, lists and ranges as tuples: to be compared, hashed and written."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return tuple(map(plain, value)) if isinstance(value, list | tuple | range) else value
 
 
 def is_number(value: Any) -> bool:
@@ -60,7 +64,7 @@ def is_number(value: Any) -> bool:
 
 def is_integer(value: Any) -> TypeGuard[int]:
     """Whether the value is an integer of any library; True and False are none."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_list(value: Any, kind: type = Seq) -> bool:

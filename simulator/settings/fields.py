@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, get_args
 
-from refimpl.core.declared import Range, checked, hints_of, plain
+from refimpl.core.declared import Range, checked, hints_of
 from refimpl.core.errors import InputError, did_you_mean, require, shown
+from refimpl.core.values import plain
 
 D = TypeVar("D")
 
