@@ -13,10 +13,10 @@ from torch.nn.functional import pad
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
-from refimpl.decoding.drafters import Drafter, Drafts, Feed, ProposalCounts
+from refimpl.decoding.drafters import Drafter, Drafts, Feed
 from refimpl.decoding.prefill import Chunks, note_chunks, packed_chunks
 from refimpl.decoding.sampling import RowKeys
-from refimpl.drafting.budgets import CommittedRow, DraftBudget
+from refimpl.drafting.budgets import DraftBudget
 from refimpl.layouts.packed import PackedBlock
 
 
@@ -29,14 +29,14 @@ class Verified:
         rows: row of the decision that belongs to each member.
         decision: on the device, for all rows.
         logits: of the target, that it was made from.
-        counts: drafts that each member could use, and where they came from.
+        drafts: what it was made on.
     """
 
     k: int
     rows: list[int]
     decision: Decision
     logits: Float[Tensor, "any k1 vocab"]
-    counts: ProposalCounts
+    drafts: Drafts
 
 
 @runtime_checkable
@@ -93,13 +93,12 @@ class EagerPasses:
         limits = self._budgeted(members, limits)
         numbers = _row_numbers(members, limits, self._fresh, self.target.layout.shape.device)
         drafts = self.drafter.draft(members, limits, numbers)
-        offered = drafts.counts.lengths
-        return drafts, numbers if offered == limits else numbers.cut(offered)
+        return drafts, numbers if drafts.lengths == limits else numbers.cut(drafts.lengths)
 
     def verify(self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks) -> Verified:
         """Run the target on what was offered, and decide."""
         decision, logits = self._verify(members, drafts, numbers, chunks)
-        return Verified(max(drafts.counts.lengths), list(range(len(members))), decision, logits, drafts.counts)
+        return Verified(max(drafts.lengths), list(range(len(members))), decision, logits, drafts)
 
     @property
     def _fresh(self) -> bool:
@@ -112,8 +111,7 @@ class EagerPasses:
 
     def _budgeted(self, members: Seq[Sequence], limits: list[int]) -> list[int]:
         """Drafts to ask for, of each member; none of one that has finished."""
-        known = [CommittedRow(m.draft_limit, m.num_evaluated, m.num_accepted) for m in members if not m.finished]
-        wanted = iter(self.budget.before(known))
+        wanted = iter(self.budget.before([m for m in members if not m.finished]))
         return [0 if m.finished else min(limit, next(wanted)) for m, limit in zip(members, limits, strict=True)]
 
     def after(self, ahead: Seq[Sequence]) -> None:
@@ -122,7 +120,7 @@ class EagerPasses:
     def _verify(
         self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks
     ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
-        counts = [0 if m.finished else n + 1 for m, n in zip(members, drafts.counts.lengths, strict=True)]
+        counts = [0 if m.finished else n + 1 for m, n in zip(members, drafts.lengths, strict=True)]
         self.target.begin(members, span=self.window or numbers.position.shape[1])
         with self.target.timer.stage("verify"):
             last = last_tokens(members, 1, numbers.limits.device)

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.decoding.acceptance import Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
-from refimpl.decoding.drafters import ProposalCounts, propose
+from refimpl.decoding.drafters import Drafts, propose
 from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.decoding.passes import EagerPasses, Verified, verify
 from refimpl.decoding.prefill import Chunks
@@ -101,8 +101,8 @@ class RecordedPasses:
             self.draft()
         with timer.stage("verify"):
             decision, logits = self.verify()
-        counts = ProposalCounts(limits, [0] * len(members), self._k)
-        return Verified(self._k, [m.slot for m in members], decision, logits, counts)
+        drafts = Drafts(self._drafts, limits, [0] * len(members), self._k)
+        return Verified(self._k, [m.slot for m in members], decision, logits, drafts)
 
     def after(self, ahead: Seq[Sequence]) -> None:
         """Launch the next round's drafts, if there are such that can be used."""

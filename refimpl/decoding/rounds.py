@@ -134,8 +134,8 @@ def _commit(
         if not m.finished
     ]
     context.target.commit(members)
-    if context.drafter.cached and verified.counts.passes:
-        context.drafter.cached.commit([m for i, m in enumerate(members) if i not in verified.counts.skipped])
+    if context.drafter.cached and verified.drafts.passes:
+        context.drafter.cached.commit([m for i, m in enumerate(members) if i not in verified.drafts.skipped])
     if context.drafter.states:
         context.drafter.states.commit(members, kept)
     context.checker.after_commit(members, outcomes)
@@ -150,9 +150,9 @@ def _commit_row(
     logprobs: list[list[TokenLogprobs]] | None,
     index: int,
 ) -> RowOutcome:
-    seq_len, counts, drafted = row.seq_len, verified.counts, verified.counts.lengths[index]
-    passes = 0 if index in counts.skipped else counts.passes
-    draft_lag = row.draft_lag + (counts.caught_up[index] if counts.caught_up else 0)
+    seq_len, drafts, drafted = row.seq_len, verified.drafts, verified.drafts.lengths[index]
+    passes = 0 if index in drafts.skipped else drafts.passes
+    draft_lag = row.draft_lag + (drafts.caught_up[index] if drafts.caught_up else 0)
     kept = row.extend(tokens)
     row.note_drafts(drafted, accepted, kept)
     row.target_cached = row.seq_len - 1
@@ -170,9 +170,9 @@ def _commit_row(
         finished=row.finished,
         tokens=tuple(tokens[:kept]),
         logprobs=tuple(logprobs[index][:kept]) if logprobs else (),
-        looked_up=counts.looked_up[index],
+        looked_up=drafts.looked_up[index],
         draft_passes=passes,
-        survival=tuple(counts.survival[index]) if counts.survival else (),
+        survival=tuple(drafts.survival[index]) if drafts.survival else (),
     )
 
 

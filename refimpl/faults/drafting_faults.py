@@ -41,7 +41,7 @@ def lookup_counts_as_passes(original: Any) -> Any:
 
     def draft(self: HybridDrafter, members: Seq[Sequence], limits: list[int], numbers: Any) -> Drafts:
         right = original(self, members, limits, numbers)
-        return replace(right, counts=replace(right.counts, passes=right.proposal.tokens.shape[1]))
+        return replace(right, passes=right.proposal.tokens.shape[1])
 
     return draft
 

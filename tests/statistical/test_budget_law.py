@@ -64,8 +64,8 @@ def test_every_setting_offers_drafts_and_cuts_some(monkeypatch, drafter, budget)
     def spied(self, members, limits):
         most = [could_draft(self.drafter, member) for member in members]
         drafts, numbers = original(self, members, limits)
-        seen.update("offered" for found in drafts.counts.lengths if found)
-        seen.update("cut" for found, limit in zip(drafts.counts.lengths, most, strict=True) if found < limit)
+        seen.update("offered" for found in drafts.lengths if found)
+        seen.update("cut" for found, limit in zip(drafts.lengths, most, strict=True) if found < limit)
         return drafts, numbers
 
     monkeypatch.setattr(EagerPasses, "draft", spied)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from refimpl.core.drafting import DrafterName
-from refimpl.decoding.drafters.base import Drafter, Drafts, NoDrafts, ProposalCounts
+from refimpl.decoding.drafters.base import Drafter, Drafts, NoDrafts
 from refimpl.decoding.drafters.checked import CheckedBudget
 from refimpl.decoding.drafters.head import HeadDrafter
 from refimpl.decoding.drafters.hybrid import HybridDrafter
@@ -41,7 +41,6 @@ __all__ = [
     "Makers",
     "ModelDrafter",
     "NoDrafts",
-    "ProposalCounts",
     "TargetStates",
     "propose",
 ]

@@ -13,10 +13,11 @@ from refimpl.decoding.drafters.states import TargetStates
 
 
 @dataclass(frozen=True, slots=True)
-class ProposalCounts:
-    """Host side of a proposal.
+class Drafts:
+    """Tokens that a drafter proposes, on the device, and what the host knows of them.
 
     Attributes:
+        proposal: the tokens.
         lengths: drafts of each member, at most its limit; what a proposal holds beyond them is arbitrary.
         looked_up: leading drafts of each member that were looked up.
         passes: of the draft; 0 where it has not run.
@@ -25,6 +26,7 @@ class ProposalCounts:
         skipped: places of members that the draft was not fed.
     """
 
+    proposal: Proposal
     lengths: list[int]
     looked_up: list[int]
     passes: int
@@ -32,19 +34,11 @@ class ProposalCounts:
     caught_up: Seq[int] = ()
     skipped: frozenset[int] = frozenset()
 
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Tokens that a drafter proposes, on the device, and what the host knows of them."""
-
-    proposal: Proposal
-    counts: ProposalCounts
-
     @classmethod
     def none(cls, num_members: int, device: torch.device) -> "Drafts":
         """No tokens for any row."""
         tokens = torch.zeros(num_members, 0, dtype=torch.long, device=device)
-        return cls(Proposal(tokens), ProposalCounts([0] * num_members, [0] * num_members, 0))
+        return cls(Proposal(tokens), [0] * num_members, [0] * num_members, 0)
 
     def spread(self, rows: Seq[int], num_members: int) -> "Drafts":
         """As drafts of more members, of which these are at `rows`; the others were skipped, and have none."""
@@ -53,17 +47,14 @@ class Drafts:
         def over(values: Seq[Any], nothing: Any) -> list[Any]:
             return [values[at[row]] if row in at else nothing for row in range(num_members)] if values else []
 
-        counts = self.counts
         return Drafts(
             self.proposal.rows([at.get(row, 0) for row in range(num_members)]),
-            ProposalCounts(
-                over(counts.lengths, 0),
-                over(counts.looked_up, 0),
-                counts.passes,
-                over(counts.survival, ()),
-                over(counts.caught_up, 0),
-                frozenset(range(num_members)) - set(at),
-            ),
+            over(self.lengths, 0),
+            over(self.looked_up, 0),
+            self.passes,
+            over(self.survival, ()),
+            over(self.caught_up, 0),
+            frozenset(range(num_members)) - set(at),
         )
 
 

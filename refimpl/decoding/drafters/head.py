@@ -8,7 +8,7 @@ from torch import Tensor
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, RowNumbers
 from refimpl.decoding.cached import last_tokens
-from refimpl.decoding.drafters.base import Drafts, ProposalCounts
+from refimpl.decoding.drafters.base import Drafts
 from refimpl.decoding.drafters.model import propose
 from refimpl.decoding.drafters.proposal_tracker import ProposalTracker
 from refimpl.decoding.drafters.states import TargetStates
@@ -57,7 +57,7 @@ class HeadDrafter:
                 self.rule, chain.feed, last_tokens(members, 1, device), numbers.cut(limits), tracker=tracker
             )
             lengths = tracker.finish(proposal.tokens)
-        return Drafts(proposal.cut(max(lengths)), ProposalCounts(lengths, [0] * len(members), 0, tracker.survival))
+        return Drafts(proposal.cut(max(lengths)), lengths, [0] * len(members), 0, tracker.survival)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop its state."""

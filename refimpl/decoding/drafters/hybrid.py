@@ -42,7 +42,7 @@ class HybridDrafter:
         if all(tokens or not limit for tokens, limit in zip(found, limits, strict=True)):
             return lookup_drafts(found, device)
         drafts = self.model.draft(members, limits, numbers, as_tensor(found, max(limits), device))
-        return replace(drafts, counts=replace(drafts.counts, looked_up=[len(tokens) for tokens in found]))
+        return replace(drafts, looked_up=[len(tokens) for tokens in found])
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what was looked up in."""

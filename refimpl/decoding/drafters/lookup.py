@@ -10,7 +10,7 @@ from torch import Tensor
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal, RowNumbers
-from refimpl.decoding.drafters.base import Drafts, ProposalCounts
+from refimpl.decoding.drafters.base import Drafts
 
 NOT_FOUND = -1
 
@@ -66,9 +66,7 @@ def lookup_drafts(found: list[list[int]], device: torch.device) -> Drafts:
     if not any(lengths):
         return Drafts.none(len(found), device)
     tokens = as_tensor(found, max(lengths), device)
-    return Drafts(
-        Proposal(tokens.clamp(min=0), looked_up=torch.ones_like(tokens) > 0), ProposalCounts(lengths, lengths, 0)
-    )
+    return Drafts(Proposal(tokens.clamp(min=0), looked_up=torch.ones_like(tokens) > 0), lengths, lengths, 0)
 
 
 def as_tensor(found: list[list[int]], k: int, device: torch.device) -> Int[Tensor, "batch k"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
-from refimpl.decoding.drafters.base import Drafts, ProposalCounts
+from refimpl.decoding.drafters.base import Drafts
 from refimpl.decoding.drafters.proposal_tracker import ProposalTracker
 from refimpl.decoding.prefill import catch_up
 from refimpl.drafting.budgets import DraftBudget
@@ -87,8 +87,8 @@ class ModelDrafter:
         with self.cached.timer.stage("draft"):
             proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, tracker)
             lengths = tracker.finish(proposal.tokens)
-        counts = ProposalCounts(lengths, [0] * len(members), tracker.passes, tracker.survival, caught_up)
-        return Drafts(proposal.cut(max(lengths)), counts)
+        offered = proposal.cut(max(lengths))
+        return Drafts(offered, lengths, [0] * len(members), tracker.passes, tracker.survival, caught_up)
 
     def forget(self, sequence: Sequence) -> None:
         """Only K/V are stored, and they are the layout's."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refimpl.core.drafting import DraftingConfig
-from refimpl.drafting.budgets.base import BudgetRow, CommittedRow, DraftBudget, Score
+from refimpl.drafting.budgets.base import BudgetRow, DraftBudget, Score
 from refimpl.drafting.budgets.by_load import LoadBudget
 from refimpl.drafting.budgets.capacity import CapacityBudget
 from refimpl.drafting.budgets.confidence import ConfidenceBudget
@@ -29,7 +29,6 @@ __all__ = [
     "BUDGETS",
     "BudgetRow",
     "CapacityBudget",
-    "CommittedRow",
     "ConfidenceBudget",
     "DraftBudget",
     "GoodputBudget",

@@ -1,14 +1,14 @@
 """What a draft budget is asked, and what it answers."""
 
 from collections.abc import Sequence as Seq
-from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 Score = Literal["expected", "own_token", "confidence"]
 
 
 @runtime_checkable
 class BudgetRow(Protocol):
-    """What a budget knows of a row before a round."""
+    """What a budget may know of a row before a round; nothing of what was offered and cut."""
 
     @property
     def draft_limit(self) -> int:
@@ -21,14 +21,6 @@ class BudgetRow(Protocol):
     @property
     def num_accepted(self) -> int:
         """Those of them that it accepted."""
-
-
-class CommittedRow(NamedTuple):
-    """A `BudgetRow` with nothing else: a budget that is given no more cannot look at what was offered and cut."""
-
-    draft_limit: int
-    num_evaluated: int
-    num_accepted: int
 
 
 class DraftBudget:

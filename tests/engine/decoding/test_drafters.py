@@ -18,7 +18,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.core.stats import drafter_stats
 from refimpl.decoding.acceptance import Proposal, RowNumbers
 from refimpl.decoding.drafters import DRAFTER_MAKERS
-from refimpl.decoding.drafters.base import Drafts, ProposalCounts
+from refimpl.decoding.drafters.base import Drafts
 from refimpl.decoding.drafters.hybrid import HybridDrafter
 from refimpl.decoding.drafters.lookup import lookup_drafts
 from refimpl.decoding.drafters.model import ModelDrafter
@@ -164,7 +164,7 @@ def test_a_row_is_offered_no_more_than_it_can_use(small):
 
 def test_looked_up_drafts_say_so_and_are_as_wide_as_the_longest():
     drafts = lookup_drafts([[4, 9], [], [7]], torch.device("cpu"))
-    assert drafts.counts == ProposalCounts([2, 0, 1], [2, 0, 1], 0)
+    assert (drafts.lengths, drafts.looked_up, drafts.passes) == ([2, 0, 1], [2, 0, 1], 0)
     assert drafts.proposal.looked_up.tolist() == [[True, True]] * 3
     assert [row[:n] for row, n in zip(drafts.proposal.tokens.tolist(), (2, 0, 1), strict=True)] == [[4, 9], [], [7]]
 
@@ -193,7 +193,7 @@ class TestHybrid:
         position = torch.zeros(len(rows), max(limits) + 1, dtype=torch.long)
         model = Mock(spec=ModelDrafter)
         model.draft.side_effect = lambda _, limits, numbers, given: Drafts(
-            Proposal(given), ProposalCounts(limits, [0] * len(limits), max(limits))
+            Proposal(given), limits, [0] * len(limits), max(limits)
         )
         drafter = HybridDrafter(model)
         return drafter, drafter.draft(members, limits, RowNumbers(RowKeys(limited, limited), position, limited)), model
@@ -204,12 +204,12 @@ class TestHybrid:
     )
     def test_the_draft_rests_where_nothing_is_missing(self, rows, limits, lengths):
         _, drafts, model = self.draft(rows, limits)
-        assert drafts.counts == ProposalCounts(lengths, lengths, 0)
+        assert (drafts.lengths, drafts.looked_up, drafts.passes) == (lengths, lengths, 0)
         assert not model.draft.called
 
     def test_the_draft_is_given_what_was_found(self):
         _, drafts, model = self.draft([self.FOUND, self.NEW], [2, 3])
-        assert drafts.counts == ProposalCounts([2, 3], [2, 0], 3)
+        assert (drafts.lengths, drafts.looked_up, drafts.passes) == ([2, 3], [2, 0], 3)
         assert model.draft.call_args.args[3].tolist() == [[9, 8, -1], [-1, -1, -1]]
 
     def test_a_row_that_has_left_is_forgotten(self):
