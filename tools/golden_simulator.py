@@ -58,7 +58,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "workload.prompt_tokens": {"kind": "trace", "path": f"{RUNS}/exspec-b3-k5-w9-0.ndjson.gz"},
         "workload.output_tokens": {"kind": "trace", "path": f"{RUNS}/exspec-b3-k5-w9-0.ndjson.gz"},
         "acceptance": {"kind": "bootstrap", "path": f"{RUNS}/fit/acceptance.ndjson.gz", "resample": True},
-        "switches.serve_first": "largest_group",
     },
     "inplace, waits and load": {
         "method": "inplace+static", "study": {"kind": "open", "duration_s": 60.0}, "cost": LINEAR,

@@ -1,8 +1,7 @@
 """The engine's own schedulers, set up for a scenario."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 from refimpl.core.errors import require
 from refimpl.scheduling import (
@@ -10,7 +9,6 @@ from refimpl.scheduling import (
     GroupedScheduler,
     KVAllocator,
     PagedKVAllocator,
-    RoundPlan,
     Scheduler,
     SchedulingOptions,
     Sharing,
@@ -21,47 +19,12 @@ from simulator.settings.parts import BLOCKS
 from simulator.settings.scenario import Engine, Switches
 
 
-class VariedGroups(GroupedScheduler[Request]):
-    """Grouped scheduling with `group_key` and `serve_first` of the switches.
-
-    Args:
-        engine, options: as for every grouped scheduler.
-        switches: what is changed.
-    """
-
-    def __init__(self, engine: Engine, switches: Switches, options: SchedulingOptions):
-        super().__init__(engine.batch_size, engine.resolved_window_size, engine.aging_bound, options=options)
-        self.switches = switches
+class PublishedGroups(GroupedScheduler[Request]):
+    """Grouped scheduling by padded length, see `pad_rows`, and whether there is a cache, as published."""
 
     def group_key(self, sequence: Request) -> tuple[int, int]:
-        """Length and lag, or as published: padded length, see `pad_rows`, and whether there is a cache."""
-        if self.switches.group_key == "padded_length":
-            return sequence.padded_len, int(sequence.rounds > 0)
-        return super().group_key(sequence)
-
-    def _unaged(self) -> RoundPlan[Request]:
-        plan, first = super()._unaged(), self.switches.serve_first
-        if first == "oldest" or (plan.mode == "grouped" and first != "fresh_groups"):
-            return plan
-        window = self.pool.window
-        if first == "newest":
-            return self._plan(reversed(list(window)), "fallback")
-        if first == "largest_group":
-            largest = max(self._by_key(window), key=len)
-            return self._plan(largest, "grouped") if len(largest) > 1 else plan
-        fresh = [ticket for ticket, row in window.items() if not row.rounds]
-        if first == "fresh":
-            return self._plan(chain(fresh, (ticket for ticket, row in window.items() if row.rounds)), "fallback")
-        full = [group for group in self._by_key(fresh) if len(group) >= self.batch_size]
-        group = min(full, key=lambda group: group[self.batch_size - 1], default=None)
-        return plan if group is None else self._plan(group, "grouped")
-
-    def _by_key(self, tickets: Iterable[int]) -> list[list[int]]:
-        """Groups of these tickets, ascending; the group of the oldest comes first."""
-        groups: dict[tuple[int, int], list[int]] = {}
-        for ticket in tickets:
-            groups.setdefault(self.group_key(self.pool.window[ticket]), []).append(ticket)
-        return list(groups.values())
+        """Of one row."""
+        return sequence.padded_len, int(sequence.rounds > 0)
 
 
 def pad_rows(members: Sequence[Request], mode: str) -> None:
@@ -109,6 +72,7 @@ def scheduler_of(engine: Engine, switches: Switches) -> Scheduler[Request]:
     """Build the scheduler that a scenario names, with its departures from the engine."""
     lean_static = engine.scheduler == "static" and not switches.zombies
     engine, refill = (replace(engine, scheduler="fifo"), False) if lean_static else (engine, switches.refill)
-    if engine.scheduler == "grouped" and (switches.group_key, switches.serve_first) != ("length_and_lag", "oldest"):
-        return VariedGroups(engine, switches, SchedulingOptions(refill=refill, joint_prefill=engine.joint_prefill))
+    if engine.scheduler == "grouped" and switches.group_key == "padded_length":
+        options = SchedulingOptions(refill=refill, joint_prefill=engine.joint_prefill)
+        return PublishedGroups(engine.batch_size, engine.resolved_window_size, engine.aging_bound, options=options)
     return make_scheduler(engine, refill=refill)

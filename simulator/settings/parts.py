@@ -173,9 +173,6 @@ class Switches:
         keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
         group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
-        serve_first: where no group is full, the oldest rows run (engine and published code), those that have not run
-            yet, the newest, or the largest group of at least two; `fresh_groups` prefers full groups of rows that have
-            not run yet to other groups.
         pad_prompts: passes are rectangles: prompts that are prefilled together, and rows that are verified together,
             are padded to the longest (published code, and models that run nothing else).
         discard_mixed_caches: rows are prefilled in their first round, and with them the whole batch, whose other rows
@@ -197,7 +194,6 @@ class Switches:
     keep_bonus: bool = True
     draft_cache: bool = True
     group_key: Literal["length_and_lag", "padded_length"] = "length_and_lag"
-    serve_first: Literal["oldest", "fresh_groups", "fresh", "newest", "largest_group"] = "oldest"
     pad_prompts: bool = False
     discard_mixed_caches: bool = False
     copy_groups: bool = False

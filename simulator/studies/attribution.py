@@ -27,7 +27,6 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "refill": ("#refill", "switches.refill", "switches.zombies"),
     "grouping": (
         "#grouping", "engine.window_size", "engine.aging_bound", "switches.group_key", "switches.pad_ends",
-        "switches.serve_first",
     ),
     "prompts in chunks": ("#chunks", "engine.token_budget"),
     "scheduler": ("#scheduler",),

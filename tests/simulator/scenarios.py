@@ -35,7 +35,6 @@ switches = st.builds(
     keep_bonus=st.booleans(),
     draft_cache=st.booleans(),
     group_key=st.sampled_from(["length_and_lag", "padded_length"]),
-    serve_first=st.sampled_from(["oldest", "fresh_groups", "fresh", "newest", "largest_group"]),
     discard_mixed_caches=st.booleans(),
     pad_prompts=st.booleans(),
     copy_groups=st.booleans(),

@@ -12,11 +12,8 @@ from simulator.studies.published import (
     OVERHEAD_PROMPTS,
     committed_lengths,
     load_constants,
-    online_scenario,
     overhead_scenario,
 )
-
-ORDERS = ("oldest", "fresh_groups", "fresh", "newest")
 
 
 def row(seq_len, padded_len, kept):
@@ -39,52 +36,15 @@ def test_a_fallback_pads_to_its_longest_row_a_group_keeps_its_length_and_each_ro
     assert [each.padded_len for each in members] == padded
 
 
-def chosen(lengths, num_run=0, **switches):
-    """Lengths and mode of what runs, where the first few rows have run before."""
-    engine = {"batch_size": 3 if switches["serve_first"] == "largest_group" else 2, "aging_bound": float("inf")}
-    scheduler = scheduler_of(
-        Engine(layout="realigned", scheduler="grouped", window_size=4, **engine), Switches(**switches)
-    )
-    rows = [row(length, length, 0) for length in lengths]
-    for each in rows[:num_run]:
-        each.rounds = 1
-    scheduler.submit(rows)
+@pytest.mark.parametrize(("padded", "members"), [((10, 10, 12, 12), [10, 10]), ((10, 11, 12, 12), [12, 12])])
+def test_rows_of_one_padded_length_run_together(padded, members):
+    engine = {"batch_size": 2, "window_size": 4, "aging_bound": float("inf")}
+    engine = Engine(layout="realigned", scheduler="grouped", **engine)
+    scheduler = scheduler_of(engine, Switches(group_key="padded_length"))
+    scheduler.submit([row(9, length, 0) for length in padded])
     scheduler.admit()
     plan, _ = scheduler.choose()
-    return [member.seq_len for member in plan.members], plan.mode
-
-
-FIRST = [
-    ((10, 11, 12, 13), "oldest", [10, 11], "fallback"),
-    ((10, 11, 12, 13), "fresh", [12, 13], "fallback"),
-    ((10, 11, 12, 13), "newest", [13, 12], "fallback"),
-    ((10, 10, 12, 12), "fresh_groups", [12, 12], "grouped"),
-    ((10, 10, 12, 13), "fresh_groups", [10, 10], "grouped"),
-    ((10, 10, 12, 12), "fresh", [10, 10], "grouped"),
-    ((10, 10, 12, 12), "newest", [10, 10], "grouped"),
-]
-
-
-@pytest.mark.parametrize(("lengths", "first", "members", "mode"), FIRST)
-@pytest.mark.parametrize("key", ["padded_length", "length_and_lag"])
-def test_who_is_served_first(lengths, first, members, mode, key):
-    """The first two rows have run, the others have not."""
-    assert chosen(lengths, 2, group_key=key, serve_first=first) == (members, mode)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "members", "mode"), [((9, 7, 8, 7), [7, 7], "grouped"), ((6, 7, 8, 9), [6, 7, 8], "fallback")]
-)
-def test_where_no_group_is_full_the_largest_may_run(lengths, members, mode):
-    assert chosen(lengths, serve_first="largest_group") == (members, mode)
-
-
-def test_serving_the_newest_first_makes_a_tail():
-    """The figures of the page on the published experiments: only the order of the fallback differs."""
-    served = online_scenario(2, 0.8, load_constants()).but({"study.num_requests": 150})
-    found = [simulate(served.but({"switches.serve_first": first}), 2, keep_frames=False) for first in ORDERS]
-    spread = {first: each["latency_p99_s"] / each["latency_p50_s"] for first, each in zip(ORDERS, found, strict=True)}
-    assert spread["newest"] > 1.5 * max(spread[first] for first in ORDERS[:3])
+    assert ([member.padded_len for member in plan.members], plan.mode) == (members, "grouped")
 
 
 def test_a_backlog_starves_those_that_have_begun():

@@ -24,13 +24,6 @@ def test_kv_capacity_limits_admission(layout, scheduler):
         simulate(free.but({"service.kv_capacity_bytes": 500.0}), 1)
 
 
-def test_the_largest_group_runs_first():
-    base = scenario(GROUPED)
-    a, b = simulate(base, 1), simulate(base.but({"switches.serve_first": "largest_group"}), 1)
-    assert a["completed"] == b["completed"] == 40
-    assert b["grouping_rate"] > a["grouping_rate"]
-
-
 def test_sorted_prompts_begin_with_the_shortest():
     requests = simulate(scenario({"engine.scheduler": "fifo", "workload.sort_prompts": True}), 1).frame("requests")
     in_turn = requests.sort_values(["admitted_s", "prompt_tokens"])["prompt_tokens"]

@@ -38,7 +38,7 @@ TRIED = {  # setting -> another value than its default
     "switches.refill": False, "switches.zombies": False,
     "switches.k_policy": "batch_min", "switches.wait_for_rows": 3,
     "switches.wait_at_most_s": 0.001, "switches.keep_bonus": False, "switches.draft_cache": False,
-    "switches.group_key": "padded_length", "switches.serve_first": "newest",
+    "switches.group_key": "padded_length",
     "switches.pad_prompts": True, "switches.discard_mixed_caches": True, "switches.copy_groups": True,
     "switches.realign_read_s": 1e-3, "switches.copy_launch_s": 1e-3, "switches.realign_layers": 7,
     "switches.pad_ends": True, "switches.free_realign": True, "service.router": "least_loaded",
