@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 # folder: lines of Python in 0.2.0, most that the tests allow now, aim of 0.3
 LINES = {
     "refimpl": (26_872, 26_800, 21_500),
-    "simulator": (12_203, 11_230, 9_800),
+    "simulator": (12_203, 11_100, 9_800),
     "tests": (29_712, 26_350, 21_000),
     "tools": (6_634, 5_530, 3_300),
     "proofs": (5_758, 5_140, 4_500),
