@@ -15,8 +15,6 @@ GIB = 1 << 30
 MEMINFO = Path("/proc/meminfo")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-BOUND_AND_USE = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
-RECLAIMABLE = ("inactive_file", "total_inactive_file")  # v2, v1: cached files, given up when memory is short
 SAFETY = 0.9  # share of the free memory that K/V may take: passes need some, too
 
 
@@ -32,34 +30,22 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _own_cgroups() -> Iterator[Path]:
-    """Folders of the control groups that may bound this process's memory: its own, and those around it."""
+    """Folders of the control groups (version 2) that may bound this process's memory: its own, and those around it."""
     lines = OWN_CGROUP.read_text().splitlines() if OWN_CGROUP.exists() else []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        base = CGROUPS / controllers
-        folder = base / path.strip("/")
-        yield from (around for around in (folder, *folder.parents) if around.is_relative_to(base))
+        if line.startswith("0::"):
+            folder = CGROUPS / line.removeprefix("0::").strip("/")
+            yield from (around for around in (folder, *folder.parents) if around.is_relative_to(CGROUPS))
 
 
 def _room_in_cgroup(folder: Path) -> int | None:
     """Bytes up to a control group's bound, cached files counted as free; None where it has none."""
-    for index, (bound, use) in enumerate(BOUND_AND_USE):
-        try:
-            room = int((folder / bound).read_text()) - int((folder / use).read_text())
-        except (OSError, ValueError):  # no such file, or the word max
-            continue
-        return max(0, room + _stat(folder, RECLAIMABLE[index]))
-    return None
-
-
-def _stat(folder: Path, name: str) -> int:
     try:
-        entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return int(entries.get(name, 0))
-    except (OSError, ValueError):
-        return 0
+        bound, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such file, or the word max
+        return None
+    return max(0, bound - used + int(cached.get("inactive_file", 0)))
 
 
 def _available_bytes() -> int | None:

@@ -190,20 +190,18 @@ def control_group(folder, files):
 
 
 V2 = {"memory.max": "9000\n", "memory.current": "8000\n", "memory.stat": "anon 1\ninactive_file 500\n"}
-V1 = {"memory.limit_in_bytes": "9000\n", "memory.usage_in_bytes": "8000\n", "memory.stat": "total_inactive_file 500\n"}
 
 
 @pytest.mark.parametrize(
     ("own", "groups", "free"),
     [
         ("0::/\n", {"": V2}, 1500),
-        ("0::/\n", {"": {name: V2[name] for name in ("memory.max", "memory.current")}}, 1000),
+        ("0::/\n", {"": V2 | {"memory.stat": "anon 1\n"}}, 1000),
         ("0::/\n", {"": V2 | {"memory.max": "max\n"}}, 5 * 1024),
         ("0::/\n", {"": V2 | {"memory.max": "7000\n"}}, 0),
         ("0::/\n", {"": V2 | {"memory.max": "garbage\n"}}, 5 * 1024),
         ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "max\n"}}, 1500),
         ("0::/not/mounted\n", {"": V2}, 1500),
-        ("4:cpu:/x\n3:memory:/a\n", {"memory": V1 | {"memory.limit_in_bytes": f"{2**63}\n"}, "memory/a": V1}, 1500),
         ("", {}, 5 * 1024),
     ],
 )
