@@ -144,8 +144,18 @@ class Layer:
         qkv, out, gate_up, down = (product.pack() for product in self.products)
         return replace(self, qkv=qkv, out=out, gate_up=gate_up, down=down)
 
-    def attend_to(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[batch, heads, q, dim]`` of a layer's input ``[batch, q, hidden]``."""
+    def attend_to(
+        self, x: Tensor, delta: Tensor, cos: Tensor, sin: Tensor, *, by_head: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The residual, and queries, keys and values ``[batch, heads, q, dim]``.
+
+        Args:
+            x, delta: the residual ``[batch, q, hidden]`` and what the layer before adds to it: the sum is left to this
+                layer, where it is fused with the norm.
+            cos, sin: of RoPE, as `rotated` takes them.
+            by_head: whether queries and keys are laid out head by head in memory.
+        """
+        x = x + delta
         entries = self.qkv(self.before(x) if self.before else x)
         dim = entries.shape[-1] // sum(self.heads)
         if self.q_norm and self.k_norm:
@@ -154,18 +164,19 @@ class Layer:
         heads, kv_heads, _ = self.heads
         both, value = entries.unflatten(-1, (-1, dim)).split((heads + kv_heads, kv_heads), dim=2)
         both = self.by_head(both) if self.by_head else both
-        query, key = (rotated(both, cos, sin) if self.rotary else both).split((heads, kv_heads), dim=2)
-        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        both = (rotated(both, cos, sin) if self.rotary else both).transpose(1, 2)
+        query, key = (both.contiguous() if by_head else both).split((heads, kv_heads), dim=1)
+        return x, query, key, value.transpose(1, 2)
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output from its input and what attention gave ``[batch, q, heads, dim]``."""
-        x = self._added(x, self.out(attended.flatten(2)), self.after)
+    def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual, and what the MLP adds to it, from what attention gave ``[batch, q, heads, dim]``."""
+        x = x + self._scaled(self.out(attended.flatten(2)), self.after)
         gate, up = self.gate_up(self.before_mlp(x) if self.before_mlp else x).chunk(2, dim=-1)
-        return self._added(x, self.down(self.act(gate) * up), self.after_mlp)
+        return x, self._scaled(self.down(self.act(gate) * up), self.after_mlp)
 
-    def _added(self, x: Tensor, more: Tensor, norm: Norm | None) -> Tensor:
-        more = norm(more) if norm else more
-        return x + (more if self.factor == 1 else more * self.factor)
+    def _scaled(self, delta: Tensor, norm: Norm | None) -> Tensor:
+        delta = norm(delta) if norm else delta
+        return delta if self.factor == 1 else delta * self.factor
 
 
 def rotated(
@@ -203,7 +214,7 @@ class LeanLayers:
         _refuse_odd_parts(model)
         self.model, self.kind, config = model, kind, model.config
         self.layers = [_layer_of(layer, family, config) for layer in model.model.layers]
-        self.norm = _norm_of(model.model, "norm", family)
+        self.norm: Norm = _norm_of(model.model, "norm", family)  # type: ignore[assignment]
         self.head = _joined(model, ("lm_head",))
         self.embedding_factor = getattr(config, "embedding_multiplier", 1)
         self.logits_scaling = getattr(config, "logits_scaling", 1)
@@ -247,11 +258,12 @@ class LeanLayers:
         x = self.model.model.embed_tokens(block.tokens)
         x = x if self.embedding_factor == 1 else x * self.embedding_factor
         cos, sin = self._turns(x, block.position_ids)
+        delta, by_head = torch.zeros_like(x), isinstance(block, Block)
         for i, layer in enumerate(self.layers):
-            query, key, value = self.attend_to(layer, x, cos, sin)
+            x, query, key, value = self.attend_to(layer, x, delta, cos, sin, by_head=by_head)
             seen = block.append(i, key, value)
-            x = self.finish(layer, x, attend(query, *seen, layer.scaling))
-        hidden = self.norm(x[:, -num_logits:]) if self.norm else x[:, -num_logits:]
+            x, delta = self.finish(layer, x, attend(query, *seen, layer.scaling))
+        hidden = self.norm(x[:, -num_logits:] + delta[:, -num_logits:])
         if block.note_hidden:
             block.note_hidden(hidden)
         logits: Tensor = self.head(hidden)

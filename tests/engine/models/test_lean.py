@@ -143,10 +143,10 @@ def wrongly(monkeypatch, name):
     planted = {
         "halves of a head change places": (
             "attend_to",
-            lambda self, x, cos, sin: right["attend_to"](self, x, cos, -sin),
+            lambda self, x, delta, cos, sin, **more: right["attend_to"](self, x, delta, cos, -sin, **more),
         ),
         "the residual is lost": ("finish", lambda self, x, attended: right["finish"](self, 0 * x, attended)),
-        "numbers are not finite": ("finish", lambda self, x, attended: right["finish"](self, x, attended) / 0),
+        "numbers are not finite": ("finish", lambda self, x, attended: (x / 0, attended.flatten(2))),
     }
     monkeypatch.setattr(lean.Layer, *planted[name])
 
@@ -249,14 +249,17 @@ def only_traced(monkeypatch):
 
 
 def test_all_layers_share_their_graphs(only_traced):
-    """Else a model of forty layers would take forty times as long to compile, and pass the limit of graphs."""
+    """Else a model of forty layers would take forty times as long to compile, and pass the limit of graphs.
+
+    Every draft is accepted, so that rounds have the same shapes in both models.
+    """
     graphs = {}
     for num_layers in (2, 5):
         torch._dynamo.reset()
         counters.clear()
         config = config_of("Qwen3ForCausalLM")
         config.num_hidden_layers, config.layer_types = num_layers, ["full_attention"] * num_layers
-        models = random_models(config, seed=0, dtype=torch.float32, draft_noise=0.02)
+        models = random_models(config, seed=0, dtype=torch.float32, draft_noise=0.0)
         pair = make_pair(*models, stop_token_ids=(), layers="compiled")
         expected = tokens(pair, method="autoregressive")
         for method in ("inplace", "paged+continuous", "eqspec"):
