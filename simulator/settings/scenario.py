@@ -3,7 +3,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,62 +63,46 @@ class Scenario:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self._check_waits()
-        require(
-            self.service.kv_capacity_bytes is None or self.knows_kv_bytes,
-            "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
-        )
-        self._check_drafting()
-        delayed = self.cost.kind == "roofline" and not self.cost.resolved(COST)["graphs"]
-        require(
-            not (self.engine.cuda_graphs and delayed),
-            "cost.graphs false has passes that the host launches, engine.cuda_graphs records them: leave one out",
-        )
+        for message in (*self._refused_drafts(), *self._refused_beside_others()):
+            raise InputError(message)
 
-    def _check_waits(self) -> None:
-        """Refuse servers that may all wait for ever: each for one more row, with every client's request among them."""
-        clients, rows, count = self.study.clients, self.switches.wait_for_rows, self.service.replicas
-        stuck = clients is not None and clients <= count * (rows - 1) and self.switches.wait_at_most_s == float("inf")
-        given = f"there are {clients} study.clients, service.replicas is {count}"
-        require(not stuck, f"switches.wait_for_rows {rows} may never come: {given}")
+    def _refused_drafts(self) -> Iterator[str]:
+        """A draft that never runs, or is missing, and acceptance that does not say what a budget or a lookup needs."""
+        engine, drafting = self.engine, self.engine.drafting
+        if not drafting.uses_draft and dict(self.cost.values).get("draft"):
+            yield f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft"
+        if drafting.uses_draft and engine.num_speculative_tokens and not self.has_draft:
+            cures = "give cost.draft, or set engine.num_speculative_tokens to 0, or engine.drafter to ngram"
+            yield f"engine.drafter {engine.drafter!r} runs a draft, and cost has none: {cures}"
+        if self.acceptance.kind != "profile" or len(set(self.acceptance["probabilities"])) == 1:
+            return
+        lacks = "which acceptance.kind profile lacks: choose another acceptance"
+        if drafting.reads_probabilities and self.confidence.kind == "drawn":
+            yield f"engine.draft_budget {engine.draft_budget!r} reads probabilities, {lacks}"
+        if engine.drafter == "hybrid":
+            yield f"engine.drafter 'hybrid' needs the acceptance of drafts behind what it has found, {lacks}"
 
-    def _check_drafting(self) -> None:
-        """Refuse a draft that never runs, and switches that know rounds of a given number of drafts only."""
-        engine, cost = self.engine, dict(self.cost.values)
-        require(
-            engine.drafting.uses_draft or not cost.get("draft"),
-            f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft",
-        )
-        free = engine.drafting.uses_draft and engine.num_speculative_tokens > 0 and not self.has_draft
-        cures = "give cost.draft, or set engine.num_speculative_tokens to 0, or engine.drafter to ngram"
-        require(not free, f"engine.drafter {engine.drafter!r} runs a draft, and cost has none: {cures}")
-        mixed = self.acceptance.kind == "profile" and len(set(self.acceptance["probabilities"])) > 1
-        reads = engine.drafting.reads_probabilities and self.confidence.kind == "drawn"
-        message = (
-            f"engine.draft_budget {engine.draft_budget!r} reads probabilities, which acceptance.kind profile lacks"
-        )
-        require(not (mixed and reads), f"{message}: choose another acceptance")
-        message = (
-            "engine.drafter 'hybrid' drafts behind what it has found, at places that acceptance.kind profile lacks"
-        )
-        require(not (mixed and engine.drafter == "hybrid"), f"{message}: choose another acceptance")
-        departing = [item.name for item in fields(Switches) if getattr(self.switches, item.name) != item.default]
-        changed = [name for name in departing if name in FIXED_DRAFTS]
-        require(
-            not changed or not engine.varies_drafts,
-            f"switches.{changed[0] if changed else ''} needs engine.drafter model and engine.draft_budget fixed",
-        )
-        others = [name for name in departing if name not in OF_ARRIVALS]
-        serial = engine.execution == "serial"
-        require(serial or not others, f"switches.{others[0] if others else ''} needs engine.execution serial")
-        require(
-            not (engine.cuda_graphs and others),
-            f"switches.{others[0] if others else ''} is of rounds that are not recorded: leave engine.cuda_graphs out",
-        )
-        require(
-            not (engine.joint_prefill and self.switches.discard_mixed_caches),
-            "switches.discard_mixed_caches prefills rows in a pass of their own: leave engine.joint_prefill out",
-        )
+    def _refused_beside_others(self) -> Iterator[str]:
+        """Switches that know rounds of a given number of drafts only, K/V of no size, and waits without an end."""
+        engine, switches, clients, replicas = self.engine, self.switches, self.study.clients, self.service.replicas
+        departing = [item.name for item in fields(Switches) if getattr(switches, item.name) != item.default]
+        for name in departing:
+            if name in FIXED_DRAFTS and engine.varies_drafts:
+                yield f"switches.{name} needs engine.drafter model and engine.draft_budget fixed"
+            if name not in OF_ARRIVALS and engine.execution != "serial":
+                yield f"switches.{name} needs engine.execution serial"
+            if name not in OF_ARRIVALS and engine.cuda_graphs:
+                yield f"switches.{name} is of rounds that are not recorded: leave engine.cuda_graphs out"
+        if engine.joint_prefill and switches.discard_mixed_caches:
+            yield "switches.discard_mixed_caches prefills rows in a pass of their own: leave engine.joint_prefill out"
+        if engine.cuda_graphs and self.cost.kind == "roofline" and not self.cost.resolved(COST)["graphs"]:
+            yield "cost.graphs false has passes that the host launches, engine.cuda_graphs records them: leave one out"
+        if self.service.kv_capacity_bytes is not None and not self.knows_kv_bytes:
+            yield "service.kv_capacity_bytes needs the bytes of a token: give cost.kv_bytes_per_token"
+        rows, endless = switches.wait_for_rows, switches.wait_at_most_s == float("inf")
+        if clients is not None and clients <= replicas * (rows - 1) and endless:  # each server waits for one more
+            given = f"there are {clients} study.clients, service.replicas is {replicas}"
+            yield f"switches.wait_for_rows {rows} may never come: {given}"
 
     @property
     def has_draft(self) -> bool:

@@ -89,7 +89,7 @@ SCENARIOS = [
     ("engine: {drafter: hybrid}\nswitches: {k_policy: batch_min}", "switches.k_policy needs engine.drafter model and"),
     (f"engine: {{draft_budget: confidence}}\n{PROFILE}",
      "engine.draft_budget 'confidence' reads probabilities, which acceptance.kind profile lacks: choose another"),
-    (f"engine: {{drafter: hybrid}}\n{PROFILE}", "engine.drafter 'hybrid' drafts behind what it has found, at places"),
+    (f"engine: {{drafter: hybrid}}\n{PROFILE}", "engine.drafter 'hybrid' needs the acceptance of drafts behind"),
     ("engine: {method: exspec, execution: overlapped}", "execution 'overlapped' needs rows that stay where they are"),
     ("engine: {execution: overlapped}\nswitches: {keep_bonus: false}", "switches.keep_bonus needs engine.execution se"),
     ("engine: {method: paged, cuda_graphs: true}", "cuda_graphs need rows that stay where they are: paged"),
@@ -101,7 +101,7 @@ SCENARIOS = [
     (f"cost: {{{QWEN}}}", "engine.drafter 'model' runs a draft, and cost has none: give cost.draft, or set engine.nu"),
     (f"cost: {{{QWEN}}}\nengine: {{drafter: hybrid}}", "engine.drafter 'hybrid' runs a draft, and cost has none"),
     (f"cost: {{{QWEN}, draft: qwen3-0.6b}}\nengine: {{drafter: ngram}}", "runs no draft: leave out cost.draft"),
-    ("service: {kv_capacity_bytes: 1}", "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0"),
+    ("service: {kv_capacity_bytes: 1}", "service.kv_capacity_bytes needs the bytes of a token"),
 ]  # fmt: skip
 MET = [  # what the simulation meets
     ("workload: {common: {kind: system_prompt, tokens: 65}}", "a prompt of 64 tokens is shorter than the system prom"),
