@@ -116,6 +116,14 @@ def test_rates_are_the_share_of_right_drafts(kind):
     assert np.abs(share - acceptance.rates(0)).max() < 6 * 0.5 / np.sqrt(40 * 64 / 3)
 
 
+def test_better_estimates_make_a_better_use_of_the_same_capacity():
+    base = BASE.but({"engine.draft_budget": "capacity:9", "acceptance.probability": 0.6})
+    speeds = [simulate(base.but({"confidence.information": x}), 5)["tokens_per_round"] for x in (0.0, 0.3, 0.9)]
+    assert speeds[0] < speeds[1] < speeds[2]
+    noisy = simulate(base.but({"confidence": {"kind": "drawn", "information": 0.9, "noise": 5.0}}), 5)
+    assert speeds[0] < noisy["tokens_per_round"] < speeds[2]
+
+
 PLAIN = {"kind": "roofline", "device": "h100", "target": "qwen3-8b"}
 
 
