@@ -32,11 +32,14 @@ def test_full_blocks_of_a_system_prompt_are_found_by_all_but_the_first_of_each(t
 
 
 def test_a_turn_finds_the_conversation_before_it():
+    """After three turns another conversation begins."""
     common = {"kind": "sessions", "sessions": 4, "turns": 3}
-    simulation, metrics = run({"workload.common": common, "engine.max_new_tokens": 15})
-    assert [r.prompt_len for r in simulation.log.requests] == [64] * 4 + [64 + 79] * 4 + [64 + 2 * 79] * 4
+    changes = {"workload.common": common, "engine.max_new_tokens": 15, "study.num_requests": 16}
+    simulation, metrics = run(changes)
+    lengths = [64] * 4 + [64 + 79] * 4 + [64 + 2 * 79] * 4 + [64] * 4
+    assert [request.prompt_len for request in simulation.log.requests] == lengths
     found = [78 // 16 * 16, 157 // 16 * 16]  # all but the last token of an answer is cached
-    needed = 63 + 63 + 79 + 63 + 158
+    needed = 63 + 63 + 79 + 63 + 158 + 63
     assert metrics["cache_hit_rate"] == pytest.approx(sum(found) / needed)
 
 

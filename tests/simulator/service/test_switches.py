@@ -31,14 +31,17 @@ def test_sorted_prompts_begin_with_the_shortest():
     assert in_turn.nunique() > 10
 
 
-def test_host_reads_are_paid_by_realignment_not_by_groups():
+@pytest.mark.parametrize("setting", ["realign_read_s", "copy_launch_s"])
+def test_reads_are_paid_by_realignment_not_by_groups_and_launches_by_every_round(setting):
     base = scenario(GROUPED | {"workload.prompt_tokens": {"kind": "fixed", "tokens": 9}}).but(noise=False)
-    rounds, dear = (simulate(s, 1).frame("rounds") for s in (base, base.but({"switches.realign_read_s": 1e-3})))
-    reads_s = (6 * rounds["rows"] + 2) * 32 * 1e-3
-    moved = (rounds["realign_s"] > 0) & (rounds["mode"] != "grouped")
+    rounds, dear = (simulate(s, 1).frame("rounds") for s in (base, base.but({f"switches.{setting}": 1e-3})))
+    grouped, rows = rounds["mode"] == "grouped", rounds["rows"]
+    moved = (rounds["realign_s"] > 0) & ~grouped
+    reads, launches = np.where(moved, 6 * rows + 2, 0), np.where(grouped, 2, 2 * rows + 2) + rows
+    counts = {"realign_read_s": reads, "copy_launch_s": launches}[setting]
     assert moved.any()
-    assert (rounds["mode"] == "grouped").any()
-    assert np.allclose(dear["realign_s"] - rounds["realign_s"], np.where(moved, reads_s, 0.0))
+    assert grouped.any()
+    assert np.allclose(dear["realign_s"] - rounds["realign_s"], counts * 32 * 1e-3)
 
 
 def test_waiting_for_rows_fills_batches():
