@@ -5,20 +5,26 @@ A column is a heading and a format of a row's numbers, or a function of the row.
 mebi; what is None or absent is left blank.
 """
 
+import inspect
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 import numpy as np
+import yaml
 
 from refimpl.bench.demo import NO_DRAFTS, PLAIN
 from simulator.engine_runs.validation import read_validation
 from simulator.service.roofline import RooflineCost
 from simulator.settings.calibration import load_calibration
-from simulator.settings.fields import Spec
+from simulator.settings.fields import Spec, as_data
+from simulator.settings.kinds import KINDS
+from simulator.settings.parts import Service, Study, Switches, Workload
 from simulator.studies.roofline_calibration import compare_calibration, summarize_components
 
 Row = dict[str, Any]
@@ -399,6 +405,39 @@ def simulator_speed() -> str:
     return sourced("speed-simulator", tabulate(rows, columns))
 
 
+# --- settings of a scenario -------------------------------------------------------------------------------------------
+
+
+def default(value: Any) -> str:
+    """A default, as YAML writes it."""
+    return yaml.safe_dump(as_data(value), default_flow_style=True, width=1000).split("\n")[0]
+
+
+def settings(section: str, part: type) -> str:
+    """The settings of a part of a scenario, as its docstring describes them."""
+    defaults = {item.name: item.default for item in fields(part)}
+    described = (inspect.getdoc(part) or "").partition("Attributes:\n")[2]
+    lines = []
+    for names, text in re.findall(r"^    (\w[\w, ]*): (.*?)(?=\n    \w|\Z)", described, re.MULTILINE | re.DOTALL):
+        each = names.split(", ")
+        cells = (f"`{section}.{name}`" for name in each), (default(defaults[name]) for name in each)
+        lines.append([*map(", ".join, cells), " ".join(text.split()).replace("``", "`")])
+    return markdown_table(["setting", "default", "meaning"], lines, texts=("default", "meaning"))
+
+
+def kinds() -> str:
+    """Every kind of every setting that has kinds, with its parameters and their defaults."""
+    lines = []
+    for setting, known in KINDS.items():
+        for kind, parameters in known.items():
+            shown = (
+                f"`{name}: {default(rule[1])}`" if isinstance(rule, tuple) else f"`{name}`"
+                for name, rule in parameters.items()
+            )
+            lines.append([f"`{setting}`", f"`{kind}`", " ".join(shown)])
+    return markdown_table(["setting", "kind", "parameters"], lines, texts=("kind", "parameters"))
+
+
 # --- the paper's figures ---------------------------------------------------------------------------------------------
 
 WORDS = {
@@ -519,6 +558,11 @@ TABLES: dict[str, Callable[[], str]] = {
          "over as many rows": "{equal:.2f} ({equal_low:.2f}–{equal_high:.2f})"},
         key="judged",
     ),
+    "study": lambda: settings("study", Study),
+    "workload": lambda: settings("workload", Workload),
+    "service": lambda: settings("service", Service),
+    "switches": lambda: settings("switches", Switches),
+    "kinds": kinds,
     "accuracy": accuracy,
     "roofline": roofline,
     "latency": latency,
