@@ -426,16 +426,18 @@ def settings(section: str, part: type) -> str:
 
 
 def kinds() -> str:
-    """Every kind of every setting that has kinds, with its parameters and their defaults."""
-    lines = []
+    """Every kind of every setting that has kinds; settings with the same kinds share a line."""
+    lines: dict[str, str] = {}
     for setting, known in KINDS.items():
-        for kind, parameters in known.items():
-            shown = (
-                f"`{name}: {default(rule[1])}`" if isinstance(rule, tuple) else f"`{name}`"
-                for name, rule in parameters.items()
-            )
-            lines.append([f"`{setting}`", f"`{kind}`", " ".join(shown)])
-    return markdown_table(["setting", "kind", "parameters"], lines, texts=("kind", "parameters"))
+        shown = " · ".join(f"`{kind}({parameters(rules)})`" for kind, rules in known.items())
+        lines[shown] = f"{lines[shown]}, `{setting}`" if shown in lines else f"`{setting}`"
+    head = "kinds and their parameters"
+    return markdown_table(["setting", head], [(names, shown) for shown, names in lines.items()], texts=(head,))
+
+
+def parameters(rules: Row) -> str:
+    """Names of parameters, with their defaults."""
+    return ", ".join(f"{name}: {default(rule[1])}" if isinstance(rule, tuple) else name for name, rule in rules.items())
 
 
 # --- the paper's figures ---------------------------------------------------------------------------------------------
