@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -176,6 +177,8 @@ def in_child(work: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
             status, answer = work()
             with os.fdopen(writer, "w") as pipe:
                 json.dump(answer, pipe)
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(status)
     os.close(writer)

@@ -268,8 +268,8 @@ def verdicts(some: Iterator[tuple[int, spec.Rules, int, bool]], reached: Counter
 def all_verdicts() -> Iterator[Verdict]:
     """Every configuration, and one verdict on what the searches have reached."""
     reached: Counter[str] = Counter()
-    yield from verdicts(itertools.chain(configurations(), with_blocks()), reached)
     yield by_default(reached)
+    yield from verdicts(itertools.chain(configurations(), with_blocks()), reached)
     missing = {"static", "fifo", "grouped", "fallback", "aged", "sent back"} - set(+reached)
     yield Verdict("the searches reach every mode, and send sequences back", not missing, f"never: {sorted(missing)}")
 
