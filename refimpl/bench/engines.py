@@ -21,8 +21,11 @@ from refimpl.decoding.devices import synchronize
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
+from refimpl.layouts.packed import PackedBlock
+from refimpl.layouts.store import Block
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.block_cache import cache_argument
+from refimpl.models.lean_trial import Run
 from refimpl.requests import prepare
 
 STAGES = ("draft", "verify", "realign", "host")
@@ -233,16 +236,25 @@ def _forward_clock(bench: Bench) -> Iterator[list[float]]:
     if bench.device.type != "cpu":
         yield seconds
         return
-    begun: list[float] = []
-    handles = []
-    for model in (bench.target.model, bench.draft.model):
-        handles.append(model.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter())))
-        handles.append(model.register_forward_hook(lambda *_: seconds.append(time.perf_counter() - begun.pop())))
+
+    def timed(run: Run) -> Run:
+        def clocked(block: Block | PackedBlock, num_logits: int) -> Tensor:
+            begun = time.perf_counter()
+            logits = run(block, num_logits)
+            seconds.append(time.perf_counter() - begun)
+            return logits
+
+        return clocked
+
+    models = {id(lm): lm for lm in (bench.target, bench.draft)}.values()
+    before = [(lm, lm.run_layers) for lm in models]
+    for lm, run in before:
+        lm.run_layers = timed(run)
     try:
         yield seconds
     finally:
-        for handle in handles:
-            handle.remove()
+        for lm, run in before:
+            lm.run_layers = run
 
 
 @contextmanager

@@ -96,6 +96,10 @@ class HuggingFaceLM:
         name: how errors call it.
         layers: what runs its layers, see `choose_layers`.
 
+    Attributes:
+        layers: what was chosen, and why.
+        run_layers: runs a pass; whoever times passes may wrap it.
+
     Raises:
         InputError: the model declares what the engine cannot do, has attention of its own that cannot be set, does not
             honour explicit positions and masks, or fails in another way; the message names the reason.
@@ -115,7 +119,7 @@ class HuggingFaceLM:
             heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
             self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
             own: Run = ModuleLayers(model, self.kv_shape, self._groups)
-            self._run = own
+            self.run_layers = own
             refuse_unless_positions_and_mask_count(self)
             self.shape_bound = depends_on_shape(self)
         self.kernel = PackedKernel()
@@ -124,7 +128,7 @@ class HuggingFaceLM:
         if packs:
             self.kernel = choose_kernel(self.kv_shape, heads)
         self.layers = choose_layers(layers, own, model, self._error_of)
-        self._run = self.layers.run
+        self.run_layers = self.layers.run
 
     @property
     def mixes_rows(self) -> bool:
@@ -133,11 +137,11 @@ class HuggingFaceLM:
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, with explicit positions and an explicit mask."""
-        return self._run(block, num_logits)
+        return self.run_layers(block, num_logits)
 
     def _run_packed(self, block: PackedBlock, num_logits: int) -> Float[Tensor, "num_logits vocab"]:
         """Run a packed block, whose rows are answered one by one or by the kernel."""
-        return self._run(self._prepared(block), num_logits)[0]
+        return self.run_layers(self._prepared(block), num_logits)[0]
 
     def _prepared(self, block: PackedBlock) -> PackedBlock:
         block = self.kernel.prepared(block)
@@ -152,7 +156,7 @@ class HuggingFaceLM:
         def run(layers: Run, block: Block | PackedBlock, num_logits: int) -> Tensor:
             return layers(self._prepared(block) if isinstance(block, PackedBlock) else block, num_logits)
 
-        ways = partial(run, lean), partial(run, self._run)
+        ways = partial(run, lean), partial(run, self.run_layers)
         return largest_error(self.kv_shape, self.vocab_size, *ways, packed=self.forward_packed is not None)
 
     def fresh_row(self) -> FeedRow:

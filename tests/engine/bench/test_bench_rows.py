@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -165,13 +165,22 @@ class ServedRun:
 
     def result(self):
         counted = AcceptanceStats(row_rounds=4, generated=4, histogram=(4,))
-        return SimpleNamespace(stats=RunStats(acceptance=counted, wall_s=3.0, num_preemptions=5))
+        return Served(RunStats(acceptance=counted, wall_s=3.0, num_preemptions=5), {"method": "inplace"})
+
+
+@dataclass(frozen=True)
+class Served:
+    stats: RunStats
+    header: dict
 
 
 def test_waits_of_a_served_run_by_hand(monkeypatch):
     runs = deque([[], ServedRun()])  # the first one warms up
     monkeypatch.setattr(serving, "stream", lambda *_, **__: runs.popleft())
-    row, _ = serving.serve(None, [Request([1]), Request([2], arrival_s=0.5)], "inplace")
+    monkeypatch.setattr(serving, "Reference", lambda *_: SimpleNamespace(time_several=lambda _: None, mean_s=0.25))
+    pair = SimpleNamespace(vocab_size=9)
+    row, result = serving.serve(pair, [Request([1]), Request([2], arrival_s=0.5)], "inplace")
+    assert result.header == {"method": "inplace", "reference_s": 0.25}
     assert (row.requests, row.tokens, row.seconds, row.tokens_per_s) == (2, 4, 4, 1)
     assert (row.busy_share, row.preemptions) == (0.75, 5)
     assert (row.first_token.p50_s, row.first_token.p90_s) == pytest.approx((2.25, 3.25))  # of 1 and 3.5

@@ -175,13 +175,13 @@ def test_the_trial_sees_every_pass(packed, monkeypatch):
         count = iter(range(len(lean_trial.COUNTS)))
 
         def run(block, num_logits):
-            logits = lm._run(lm._prepared(block) if hasattr(block, "rectangle") else block, num_logits).clone()
+            logits = lm.run_layers(lm._prepared(block) if hasattr(block, "rectangle") else block, num_logits).clone()
             if next(count) == index:
                 logits[-1, -1] *= 1.01
             return logits
 
         def right(block, num_logits):
-            return lm._run(lm._prepared(block) if hasattr(block, "rectangle") else block, num_logits)
+            return lm.run_layers(lm._prepared(block) if hasattr(block, "rectangle") else block, num_logits)
 
         return lean_trial.largest_error(lm.kv_shape, lm.vocab_size, run, right, packed=packed)
 
