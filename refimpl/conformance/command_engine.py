@@ -48,7 +48,7 @@ class CommandEngine:
         require(isinstance(command, str), f"command must be one text, as a shell reads it, not {shown(command)}")
         self.command, self.timeout_s = command, check_timeout(timeout_s)
         self._process: subprocess.Popen[str] | None = None
-        self._number, self._waits = 0, False
+        self._number = 0
         self._described = self._open()
         self.vocab_size, self.supports, self.block_size = self._described
 
@@ -67,21 +67,28 @@ class CommandEngine:
 
     def close(self) -> None:
         """End the server and everything that it started; one that waits for requests may end by itself first."""
-        if self._process is not None and not self._waits:
+        if self._process is not None:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self._process.stdin.close()  # type: ignore[union-attr]
                 self._process.wait(LEAVE_S)
         self._end()
 
-    def _end(self) -> None:
-        process, self._process, waits, self._waits = self._process, None, self._waits, False
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            self._errors.close()
-            if not waits:  # else the thread that talks to it closes them
-                _close(process)
+    def _end(self, talks: threading.Thread | None = None) -> None:
+        """Kill the server and close its pipes, which ends the thread that talks to it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._errors.close()
+        if talks:
+            talks.join(LEAVE_S)
+        if talks and talks.is_alive():  # another process has the pipes, too
+            return
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # of what was not read
+                stream.close()  # type: ignore[union-attr]
 
     def _open(self) -> Description:
         """Start the server; return what it says of itself."""
@@ -129,13 +136,15 @@ class CommandEngine:
         """Write a line and read one, which is empty where the server has closed its stdout."""
         answers: list[str] = []
         thread = threading.Thread(target=_talk, args=(self._process, request, answers), daemon=True)
-        self._waits = True
         thread.start()
-        thread.join(timeout_s)
-        if thread.is_alive():
-            self._end()
+        try:
+            thread.join(timeout_s)
+        finally:
+            in_time = not thread.is_alive()  # nor is it where an interrupt ends the wait
+            if not in_time:
+                self._end(thread)
+        if not in_time:
             raise EngineGone(f"no answer within {timeout_s:g} s (timeout_s); the engine was killed")
-        self._waits = False
         return "".join(answers)
 
     def _crash(self) -> EngineLost:
@@ -156,11 +165,3 @@ def _talk(process: Any, request: str, answers: list[str]) -> None:
         process.stdin.flush()
     with contextlib.suppress(OSError, ValueError):
         answers.append(process.stdout.readline(MAX_LINE))
-    if not any(answers):
-        _close(process)
-
-
-def _close(process: Any) -> None:
-    for stream in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):  # of what it did not read
-            stream.close()

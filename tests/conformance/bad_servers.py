@@ -17,7 +17,7 @@ DESCRIPTIONS = {
     "refuses-to-tell": {"not_supported": "describe"},
     "another-again": {"vocab_size": 61, "supports": ["serving"] * AFTER_A_CRASH},
 }
-PRINTED = {"garbage": "Loading checkpoint shards: 100%\n", "half": '{"id": 1, "outp', "endless": "[" * 2**26}
+PRINTED = {"garbage": "Loading checkpoint shards: 100%\n", "half": '{"id": 1, "outp', "another-id": '{"id": 7}\n'}
 
 
 def load() -> None:
@@ -45,6 +45,8 @@ def misbehave(request: dict, reply: dict) -> None:
     if KIND == "crash-once" and request["id"] == 5:
         raise SystemExit("out of memory")
     sys.stdout.write(PRINTED.get(KIND, ""))
+    while KIND == "endless":
+        sys.stdout.write("[" * 2**20)
     if KIND == "half":
         sys.stdout.flush()
         raise SystemExit("out of memory")

@@ -91,6 +91,7 @@ def test_a_timetable_is_in_a_request_only_where_there_is_one() -> None:
         ("crash", "closed its output with status 1: out of memory"),
         ("half", """the engine printed '{"id": 1, "outp' on stdout; print logs to stderr"""),
         ("garbage", "the engine printed 'Loading checkpoint shards: 100%' on stdout; print logs to stderr"),
+        ("another-id", """expected a JSON object with id 1, got the line '{"id": 7}'"""),
         ("endless", "the engine printed '[[[["),
         ("long-error", "a frame a frame ValueError: no memory"),
         ("wrong-form", "not a list of token ids: ['a']"),
