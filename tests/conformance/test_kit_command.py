@@ -137,7 +137,9 @@ def test_the_command_leaves_its_report_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "moving.py").write_text(
         "import os, toy_engines\ndef make():\n    os.chdir('elsewhere')\n    return toy_engines.make()\n"
     )
-    done = run_beside(tmp_path, "-m", "refimpl.conformance", "--engine", "moving:make", *ONE, "--output", "report.json")
+    done = run_beside(
+        tmp_path, "-m", "refimpl", "conformance", "--engine", "moving:make", *ONE, "--output", "report.json"
+    )
     assert done.returncode == 0, done.stderr
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {"elsewhere", "moving.py", "report.json"}

@@ -58,7 +58,7 @@ def has_ended(number: int) -> bool:
 
 def test_the_example_server_conforms_through_the_command(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "refimpl.conformance", "--command", EXAMPLE, "--max-examples", "2"]
+    command = [sys.executable, "-m", "refimpl", "conformance", "--command", EXAMPLE, "--max-examples", "2"]
     done = subprocess.run([*command, "--output", str(report)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     content = json.loads(report.read_text())
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_answer_or_read_ends_the_run(start: Start, kind: 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_server_ends_with_the_command(tmp_path: Path, number: int, code: int) -> None:
     mark = tmp_path / "pid"
-    command = [sys.executable, "-m", "refimpl.conformance", "--command", f"{BAD} hang {mark}", "--timeout-s", "100"]
+    command = [sys.executable, "-m", "refimpl", "conformance", "--command", f"{BAD} hang {mark}", "--timeout-s", "100"]
     heard = partial(signal.signal, number, signal.SIG_DFL)  # a test run in the background ignores SIGINT
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard
