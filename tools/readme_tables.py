@@ -289,13 +289,13 @@ def simulated_budgets(data: Row) -> Iterable[tuple[str, str, str]]:
 
 def measured_budgets(data: Row) -> Iterable[tuple[str, str, str]]:
     """The best fixed number of drafts over none, and each budget that adapts over both, by batch size."""
-    for row in sorted(data["rows"], key=lambda row: row["budget"] != row["measured"]["best"]):
-        size, name, measured = str(row["batch_size"]), row["budget"], row["measured"]
-        if name == measured["best"]:
+    for row in sorted(data["rows"], key=lambda row: row["budget"] != row["best"]):
+        size, name = str(row["batch_size"]), row["budget"]
+        if name == row["best"]:
             best = name.removeprefix("fixed ")
-            yield (size, "best fixed / none", f"{interval(measured['over_none'])}, k = {best}")
+            yield (size, "best fixed / none", f"{interval(row['over_none'])}, k = {best}")
         elif not name.startswith("fixed"):
-            yield (size, f"`{name}` / best fixed", interval(measured["over_best"]))
+            yield (size, f"`{name}` / best fixed", interval(row["over_best"]))
 
 
 def laws(data: Row) -> Iterable[tuple[str, str, str]]:
@@ -538,7 +538,6 @@ TABLES: dict[str, Callable[[], str]] = {
          "plan: rows, drafts": "`{method}`, {batch_size}, {num_speculative_tokens}",
          "planned, MiB": "{planned_bytes:.1i}", "measured, MiB": "{measured_bytes:.1i}",
          "speed over the largest": ratio},
-        key="engine",
     ),
     "paper-code": of_cells("paper-code-cpu", "batch", paper),
     "anatomy": anatomy,

@@ -17,17 +17,10 @@ MADE = ("README.md", "docs", "notebooks", "tests/golden", "simulator/data")  # w
 
 
 @pytest.fixture
-def budget_curve(monkeypatch):
-    """The script, as a module."""
+def tool(monkeypatch):
+    """A script by its name, as a module."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return importlib.import_module("budget_curve")
-
-
-@pytest.fixture
-def paper_code(monkeypatch):
-    """The script, as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return importlib.import_module("paper_code")
+    return importlib.import_module
 
 
 def made():
@@ -56,7 +49,7 @@ def test_help_helps_and_does_nothing_else(path, monkeypatch, capsys):
 
 
 def test_scripts_are_found():
-    assert {"planted", "notebooks", "reference", "models_table", "ragged_picture"} <= {path.stem for path in TOOLS}
+    assert {"planted", "notebooks", "reference", "models_table"} <= {path.stem for path in TOOLS}
 
 
 def test_an_error_that_is_not_there_is_not_planted(monkeypatch):
@@ -69,21 +62,20 @@ def test_a_notebook_that_is_not_there_is_not_made(monkeypatch, capsys):
     assert "no notebook nothing; there are: " in capsys.readouterr().err
 
 
-def test_budgets_are_compared_turn_by_turn(budget_curve):
+def test_budgets_are_compared_turn_by_turn(tool):
     """A machine that is twice as slow in one turn makes no interval wider."""
     fast = np.array([1.0, 2.0, 1.5])
     speeds = {(8, "fixed 0"): fast, (8, "fixed 3"): 2 * fast, (8, "by_load"): 2.2 * fast, (16, "fixed 0"): fast}
-    found = budget_curve.compared(speeds)[8, "by_load"]
-    assert found["best"] == "fixed 3"
+    *_, found, alone = tool("studies").compared(speeds)
+    assert (found["best"], alone["best"]) == ("fixed 3", "fixed 0")
     assert found["over_none"] == pytest.approx((2.2, 2.2, 2.2))
     assert found["over_best"] == pytest.approx((1.1, 1.1, 1.1))
-    assert budget_curve.compared(speeds)[16, "fixed 0"]["best"] == "fixed 0"
 
 
-def test_budgets_of_the_curve_are_settings_of_the_engine(budget_curve):
+def test_budgets_of_the_study_are_settings_of_the_engine(tool):
     rounds = [(rows, [1.0 + k * rows / 8 for k in range(6)]) for rows in (1, 8, 32)]
     speeds = [(1, [1.0, 1.5, 1.8, 1.8, 1.9, 1.7]), (8, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), (32, [1.0] * 6)]
-    budgets = budget_curve.find_budgets(rounds, speeds)
+    budgets = tool("studies").find_budgets(rounds, speeds)
     assert budgets["by_load"]["draft_budget"] == "by_load:1=4,8=0"
     configs = {name: make_config(method="inplace", **settings) for name, settings in budgets.items()}
     assert {name: config.drafting.budget_name for name, config in configs.items()} == {
@@ -91,8 +83,9 @@ def test_budgets_of_the_curve_are_settings_of_the_engine(budget_curve):
     }
 
 
-def test_the_papers_code_is_compared_repeat_by_repeat(paper_code):
+def test_the_papers_code_is_compared_repeat_by_repeat(tool):
     """Tokens behind a stop count for nobody, a wrong token costs its row, and ratios are those of one repeat."""
+    paper_code = tool("paper_code")
     seconds = iter(np.arange(1.0, 100.0))
 
     def decoder(*outputs):
