@@ -109,8 +109,7 @@ def make_pair(
         head: file of a draft head that was trained for the target.
         tokenizer: turns text into ids and back; None for prompts of ids alone.
         stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
-        vocab_size: number of ids that are tokens; ids from there on are padding rows, which are never produced. Needed
-            where the models' sizes differ and there is no tokenizer.
+        vocab_size: ids that are tokens, not padding rows; needed where sizes differ and there is no tokenizer.
         name: how results and errors call the pair.
         layers: what runs the layers of both, see `refimpl.models.layers.choose_layers`.
 
