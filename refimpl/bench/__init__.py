@@ -15,8 +15,7 @@ same repeat. Stop tokens are switched off: every engine generates the same numbe
 | `anatomy`        | one forced trace through every layout: what realignment moves and costs          |
 | `anatomy_rows`   | its rows, and what they say                                                      |
 | `per_row`        | realignment row by row and layer by layer, as published code does it, to compare |
-| `passes`         | packed and mixed passes by themselves, beside what they replace                  |
-| `prefill`        | prompts that enter together, cached with pads and without                        |
+| `reference`      | a fixed pass of the target, by which drifts of the machine are seen              |
 | `acceptance`     | accepted drafts of the rules that keep the law, as sums of probabilities         |
 | `generate_batch` | transformers' own continuous batching, beside our engines                        |
 | `forced`         | distributions of accepted drafts, as text and as probabilities                   |

@@ -1,4 +1,4 @@
-"""A law of acceptance fitted to drafts of several sizes and trainings: coefficients, intervals, and where it bends.
+"""A law of acceptance fitted to drafts of several sizes and trainings: coefficients, with intervals, and errors.
 
 A draft's acceptance probability is the one at which independent drafts yield its mean acceptance length. Its logit is
 linear in the logarithms of training tokens and of parameters, so that rounds are bounded by k + 1 tokens. A straight
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 from scipy.stats import t
 
@@ -42,24 +41,18 @@ class Line:
 
     Attributes:
         coefficients: ``[p]``.
-        covariance: of the coefficients ``[p, p]``.
-        reach: standard errors on either side of a coefficient that its 95 % interval has.
+        halves: of the 95 % intervals of the coefficients ``[p]``.
         left_out: what the others predict of each value ``[n]``.
     """
 
     coefficients: np.ndarray
-    covariance: np.ndarray
-    reach: float
+    halves: np.ndarray
     left_out: np.ndarray
-
-    def interval(self, weights: Sequence[float]) -> list[float]:
-        """A sum of the coefficients with these weights ``[p]``, and the ends of its interval."""
-        value, error = self.coefficients @ weights, self.reach * np.sqrt(weights @ self.covariance @ weights)
-        return [float(value), float(value - error), float(value + error)]
 
     def intervals(self) -> list[list[float]]:
         """Every coefficient with the ends of its interval ``[p][3]``."""
-        return [self.interval(unit) for unit in np.eye(len(self.coefficients))]
+        found = self.coefficients, self.coefficients - self.halves, self.coefficients + self.halves
+        return np.column_stack(found).tolist()
 
 
 def fit_line(x: np.ndarray, y: np.ndarray) -> Line:
@@ -68,8 +61,8 @@ def fit_line(x: np.ndarray, y: np.ndarray) -> Line:
     coefficients = inverse @ x.T @ y
     residuals, free = y - x @ coefficients, len(y) - x.shape[1]
     leverage = ((x @ inverse) * x).sum(axis=1)
-    reach = float(t.ppf((1 + LEVEL) / 2, free))
-    return Line(coefficients, inverse * (residuals @ residuals) / free, reach, y - residuals / (1 - leverage))
+    halves = t.ppf((1 + LEVEL) / 2, free) * np.sqrt(inverse.diagonal() * (residuals @ residuals) / free)
+    return Line(coefficients, halves, y - residuals / (1 - leverage))
 
 
 def columns(drafts: Sequence[Trained]) -> np.ndarray:
@@ -79,7 +72,7 @@ def columns(drafts: Sequence[Trained]) -> np.ndarray:
 
 
 def fit_law(drafts: Sequence[Trained], k: int) -> dict[str, Any]:
-    """The law as the simulator reads it, its intervals and errors, the straight line, and where the law bends.
+    """The law as the simulator reads it, its intervals and errors, and the straight line.
 
     Raises:
         InputError: a draft that is never right, or always.
@@ -96,10 +89,8 @@ def fit_law(drafts: Sequence[Trained], k: int) -> dict[str, Any]:
         "law": dict(zip(NAMES, bounded.coefficients.tolist(), strict=True)) | ranges(drafts),
         "intervals": dict(zip(NAMES, bounded.intervals(), strict=True)),
         "left_out_tokens": root_mean_square(predicted - lengths),
-        "beyond": beyond(x, y),
         "straight": dict(zip(NAMES, straight.intervals(), strict=True))
         | {"left_out_tokens": root_mean_square(straight.left_out - lengths)},
-        "bend": bend(bounded, sorted({draft.parameters for draft in drafts}), k),
     }
 
 
@@ -115,42 +106,3 @@ def ranges(drafts: Sequence[Trained]) -> dict[str, int]:
         for name in ("training_tokens", "parameters")
         for word, end in (("least", min), ("most", max))
     }
-
-
-def beyond(x: np.ndarray, y: np.ndarray) -> dict[str, list[float]]:
-    """What the law leaves out: coefficients, with intervals, of squares and of the product, each added alone."""
-    tokens, parameters = (x - x.mean(axis=0))[:, 1:].T
-    added = {"tokens_squared": tokens**2, "parameters_squared": parameters**2, "product": tokens * parameters}
-    return {name: fit_line(np.column_stack([x, column]), y).intervals()[-1] for name, column in added.items()}
-
-
-def bend(law: Line, sizes: Sequence[int], k: int) -> dict[str, Any]:
-    """Where tokens of a round stop growing faster and faster: at how many tokens, after how much training of each size.
-
-    The interval is by the delta method, on the logarithm of training tokens.
-    """
-    at = steepest(k)
-    return {
-        "tokens_per_round": tokens_per_round(float(expit(at)), k),
-        "drafts": [{"parameters": size, "log10_training_tokens": crossing(law, at, size)} for size in sizes],
-    }
-
-
-def steepest(k: int) -> float:
-    """The logit at which k drafts gain most tokens for a little more of it, Σ i·α^i·(1 − α) for i = 1 … k."""
-    i = np.arange(1, k + 1)
-
-    def gain(at: float) -> float:
-        return float((i * expit(at) ** i).sum() * expit(-at))
-
-    return float(minimize_scalar(lambda at: -gain(at), bounds=(-10, 10), method="bounded").x)
-
-
-def crossing(law: Line, at: float, parameters: int) -> list[float]:
-    """Logarithm of the training tokens at which a draft model reaches a logit, with the ends of its interval."""
-    intercept, slope, per_size = law.coefficients
-    size = np.log10(parameters)
-    tokens = (at - intercept - per_size * size) / slope
-    _, low, high = law.interval(np.array([-1.0, -tokens, -size]) / slope)
-    half = (high - low) / 2
-    return [float(tokens), float(tokens - half), float(tokens + half)]

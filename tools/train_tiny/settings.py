@@ -51,15 +51,3 @@ class Config:
     align_weight: float = 0.8  # of the draft's log-probabilities in what the target is aligned to
     redistil_steps: int = 800
     num_prompts: int = 96
-
-
-QUICK = Config(
-    stages=(Stage(6, 60, 16, 256, 1.0, 1.0), Stage(12, 4, 16, 256, 1.0, 1.0), Stage(24, 6, 16, 256, 0.5, 0.1)),
-    draft_text_steps=60,
-    text_blocks=2,
-    greedy_batches=2,
-    greedy_batch=16,
-    distil_steps=10,
-    align_steps=3,
-    redistil_steps=3,
-)
