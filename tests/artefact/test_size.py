@@ -49,8 +49,9 @@ def test_folders_keep_their_budgets(folder):
 def test_pages_commands_flags_and_settings_stay_few():
     assert size.words() <= size.WORDS[1]
     assert len(size.commands()) <= 22
-    assert size.flags() <= 37
+    assert size.flags() <= 35
     assert size.settings() <= 28
+    assert size.files_that_name(size.SETTING) <= 14
 
 
 @pytest.mark.parametrize(
