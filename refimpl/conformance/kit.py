@@ -109,8 +109,9 @@ def known_properties(names: Iterable[str] | str | None) -> list[str]:
         return list(ALL_PROPERTIES)
     chosen = split_names(names) if isinstance(names, str) else list(names)
     require(bool(chosen), f"properties must be names, in a list or with commas between them, not {shown(names)}")
-    unknown = [name for name in chosen if name not in ALL_PROPERTIES]
-    require(not unknown, f"unknown property {unknown[:1]}: choose {', '.join(ALL_PROPERTIES)}")
+    known = (*ENGINE_PROPERTIES, RAGGEDNESS)  # as they are now: a caller may have added one
+    unknown = [name for name in chosen if name not in known]
+    require(not unknown, f"unknown property {unknown[:1]}: choose {', '.join(known)}")
     return chosen
 
 
