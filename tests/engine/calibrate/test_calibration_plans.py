@@ -31,8 +31,10 @@ def test_held_out_runs_have_other_documents_than_what_calibrates(seed):
     assert all(dealt.values())
     assert not dealt[True] & dealt[False]
     once = PromptSupply([Piece(str(i), [i]) for i in range(20)], fitted=8, held_out=12, rng=random.Random(seed))
-    pieces = once.deal(8, fitted=True) + once.deal(12, fitted=False)
+    pieces = once.deal(5, fitted=True) + once.deal(3, fitted=True) + once.deal(12, fitted=False)
     assert sorted(piece.ids for piece in pieces) == [[i] for i in range(20)]  # a large pile deals every prompt once
+    large = PromptSupply([Piece(f"{i % 2}", [i]) for i in range(40)], fitted=4, held_out=35, rng=random.Random(seed))
+    assert len({piece.document for piece in large.deal(30, fitted=True)}) == 1  # though either holds more than asked
 
 
 def test_the_bundled_pairs_pieces_suffice_for_every_run(tiny):

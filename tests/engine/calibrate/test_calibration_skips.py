@@ -167,12 +167,15 @@ def test_packed_passes_are_timed_in_turn_with_even_ones(measured, monkeypatch):
     fed = []
     for name in ("rectangle", "packed"):
         monkeypatch.setattr(PassBench, name, lambda self, counts, name=name: fed.append((name, counts)))
+    seconds = {"rectangle": 1.0, "packed": 2.0}
+    monkeypatch.setattr(PassBench, "stages", lambda self, run: (run(), seconds[fed[-1][0]]))
     rounds = measured.visitor.visit(Cell(PACKED, 4, (1, 3), 16), 1).rounds
     assert [timed.kind[-1] for timed in rounds] == [3] * 5 + [1] * 5
     three, one = ([("rectangle", [n] * 4), ("packed", [n - 1, n + 1] * 2)] for n in (3, 1))
     assert fed == three * 6 + one * 6  # the first of each is not timed
-    places = {timing.place for timed in rounds for timing in timed.timings}
-    assert places == {Place(component, "any", 4, tokens, 16) for component in ("even", "packed") for tokens in (1, 3)}
+    found = {(timing.place, timing.seconds) for timed in rounds for timing in timed.timings}
+    names = (("even", 1.0), ("packed", 2.0))
+    assert found == {(Place(name, "any", 4, tokens, 16), each_s) for name, each_s in names for tokens in (1, 3)}
 
 
 def test_cells_that_do_not_fit_are_named_with_the_reason(pair, measured, monkeypatch, capsys):
