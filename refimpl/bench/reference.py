@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -101,3 +101,13 @@ def uninterrupted(values: Iterable[float]) -> list[float]:
     values = list(values)
     limit = INTERRUPTION * statistics.median(values)
     return [value for value in values if value <= limit]
+
+
+def pooled_cv(groups: Iterable[Sequence[float]]) -> float:
+    """Relative standard deviation of values about the mean of their group; 0 where no group has two."""
+    squares, freedom = 0.0, 0
+    for values in groups:
+        mean = statistics.mean(values)
+        squares += sum((value / mean - 1) ** 2 for value in values)
+        freedom += len(values) - 1
+    return (squares / freedom) ** 0.5 if freedom else 0.0

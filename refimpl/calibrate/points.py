@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refimpl.bench.reference import Reference, uninterrupted
+from refimpl.bench.reference import Reference, pooled_cv, uninterrupted
 from refimpl.calibrate.visits import Place, Visit
 from refimpl.core.formats import POINT_COLUMNS
 
@@ -89,16 +89,11 @@ class Points:
 
     def round_cv(self) -> float:
         """Relative standard deviation of a round's forward passes about the mean of its visit, pooled over visits."""
-        squares, freedom = 0.0, 0
-        for visit in self.visits:
-            of_kind: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+        of_kind: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+        for number, visit in enumerate(self.visits):
             for timed in visit.rounds:
-                of_kind[timed.kind].append(timed.forward_s)
-            for seconds in of_kind.values():
-                mean = statistics.mean(seconds)
-                squares += sum((value / mean - 1) ** 2 for value in seconds)
-                freedom += len(seconds) - 1
-        return (squares / freedom) ** 0.5
+                of_kind[number, timed.kind].append(timed.forward_s)
+        return pooled_cv(of_kind.values())
 
     def _ratio(self, pass_index: int, component: str | None) -> float:
         """Seconds of a pass over what its places take on average; 1 where it has none."""

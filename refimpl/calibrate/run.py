@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from refimpl.bench.forced import iid_lengths
-from refimpl.bench.reference import CHECKS, Reference
+from refimpl.bench.reference import CHECKS, Reference, pooled_cv
 from refimpl.calibrate import grid, studies
 from refimpl.calibrate.files import check_place, folder_name, make_meta, write_json, write_points
 from refimpl.calibrate.grid import Axes, Cell, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
-from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
+from refimpl.calibrate.runs import Run, Runner, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
 from refimpl.core.errors import InputError, is_out_of_memory, require, shown
@@ -237,16 +237,12 @@ class Calibration:
         return Job(name, lambda: self.visits.append(self.visitor.visit(cell, pass_index)))
 
     def _probe_jobs(self) -> list[Job]:
-        def job(study: StudySettings, prompts: list[Piece]) -> Job:
-            def probe() -> None:
-                run = self.runner.run(study, prompts, self.seed)
-                self.probes[study.name].append(run)
+        def probe(study: StudySettings, prompts: list[Piece]) -> None:
+            run = self.runner.run(study, prompts, self.seed)
+            self.probes[study.name].append(run)
 
-            return Job(study.name, probe)
-
-        return [
-            job(study, prompts) for study, prompts in zip(self.plan.studies.probes, self.probe_prompts, strict=True)
-        ]
+        studies = zip(self.plan.studies.probes, self.probe_prompts, strict=True)
+        return [Job(study.name, partial(probe, study, prompts)) for study, prompts in studies]
 
     def _held_out_jobs(self, num_blocks: int, num_used: int) -> list[list[Job]]:
         """Jobs of each block: all in those used, the first, since the time may be up before the finer levels.
@@ -254,14 +250,15 @@ class Calibration:
         The first runs of all studies lie in the first of these blocks, the last ones in the last.
         """
 
-        def job(study: StudySettings, prompts: list[Piece], seed: int) -> Job:
-            return Job(study.name, lambda: self.held_out.update({study.name: self.runner.run(study, prompts, seed)}))
+        def hold_out(study: StudySettings, prompts: list[Piece], seed: int) -> None:
+            self.held_out[study.name] = self.runner.run(study, prompts, seed)
 
         jobs = list[Job]()
         for repeat in range(self.plan.repeats):
             for study in self.rng.sample(self.plan.studies.held_out, len(self.plan.studies.held_out)):
                 named = replace(study, name=f"{study.name}-{repeat}")
-                jobs.append(job(named, self._deal(study, fitted=False), self.seed + 1 + repeat))
+                prompts = self._deal(study, fitted=False)
+                jobs.append(Job(named.name, partial(hold_out, named, prompts, self.seed + 1 + repeat)))
         ends = [len(jobs) * min(block, num_used) // num_used for block in range(num_blocks + 1)]
         return [jobs[start:stop] for start, stop in pairwise(ends)]
 
@@ -336,7 +333,8 @@ def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: s
     points = calibration.points()
     meta = make_meta(
         pair, points, calibration.reference, command, check_level=CHECKS, passes=calibration.plan.passes,
-        seed=calibration.seed, run_cv=run_cv(list(calibration.probes.values())), skipped=calibration.skipped,
+        seed=calibration.seed, skipped=calibration.skipped,
+        run_cv=pooled_cv([run.seconds for run in found] for found in calibration.probes.values()),
         runs_again=[name for name, run in calibration.held_out.items() if run.attempts > 1],
     )  # fmt: skip
     with in_place_of(out / "calibration" / folder) as costs, in_place_of(out / "validation" / folder) as runs:

@@ -100,17 +100,6 @@ class Runner:
         )  # fmt: skip
 
 
-def run_cv(repeats: list[list[Run]]) -> float:
-    """Relative standard deviation of the seconds of the same run at reference speed, pooled over the studies."""
-    squares, freedom = 0.0, 0
-    for runs in repeats:
-        seconds = [run.seconds for run in runs]
-        mean = statistics.mean(seconds)
-        squares += sum((value / mean - 1) ** 2 for value in seconds)
-        freedom += len(seconds) - 1
-    return (squares / freedom) ** 0.5 if freedom else 0.0
-
-
 def write_run(path: Path, run: Run) -> None:
     """Write a run's trace, compressed."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,7 +12,6 @@ from refimpl.calibrate.grid import CPU, CUDA, cells_of, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
 from refimpl.calibrate.run import FORCED_PROBABILITY, Plan, default_plan
-from refimpl.calibrate.runs import run_cv
 from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit
@@ -150,13 +148,6 @@ def test_drift_and_jitter_are_what_was_put_in():
     assert component_cv == {"draft": 0, "verify": 0}
     noisy = [visit(0, [0.9, 1.1], VERIFY), visit(1, [1.8, 2.2], VERIFY)]
     assert Points(noisy, SteadyReference()).round_cv() == pytest.approx(0.2 / 2**0.5)
-
-
-def test_the_noise_of_a_run_is_pooled_over_the_probes():
-    def runs(*values):
-        return [SimpleNamespace(seconds=value) for value in values]
-
-    assert run_cv([runs(9.0, 11.0), runs(18.0, 22.0)]) == pytest.approx(0.2 / 2**0.5)
 
 
 def test_batch_sizes_with_holes_are_left_out_but_not_the_far_corner():
