@@ -126,26 +126,24 @@ plots.captioned(upper, f"At {fast:g} requests per second, by_load makes {none['b
 # %% [markdown]
 # ## Which budget, by measurement
 #
-# The engine with the bundled pair on one CPU thread (points, with 95 % intervals), and the simulator with the costs that were calibrated
-# there (`cpu/tiny`, lines; beyond eight rows extrapolated): tokens per second over those without drafts at the same batch size.
+# The engine with the bundled pair on one CPU thread (with 95 % intervals): tokens per second over those without drafts at the same
+# batch size.
 
 # %%
-curve = pd.json_normalize(json.loads(Path(CURVE).read_text())["rows"]).set_index(["budget", "batch_size"])
+curve = pd.DataFrame(json.loads(Path(CURVE).read_text())["rows"]).set_index(["budget", "batch_size"])
 axes = plots.new_axes(6.0, 3.2)
 for shift, (name, color) in enumerate({"fixed 5": plots.GREY, "by_load": plots.BLUE, "goodput": plots.ORANGE}.items()):
     part = curve.loc[name]
-    speed, low, high = (part["measured.over_none"].str[i] for i in range(3))
+    speed, low, high = (part["over_none"].str[i] for i in range(3))
     axes.errorbar(part.index * 1.05**shift, speed, [speed - low, high - speed], fmt="o", markersize=4, capsize=3, color=color, label=name)
-    axes.plot(part.index, part["simulated.over_none"].str[0], color=color, linewidth=0.8)
 axes.axhline(1, color="black", linewidth=0.8)
 
 # %%
 sizes = curve.index.get_level_values("batch_size").unique()
 axes.set(xscale="log", xlabel="batch size (rows)", ylabel="times as fast as\nwithout drafts")
 axes.set_xticks(sizes, sizes.astype(str))
-axes.plot([], [], color="black", linewidth=0.8, label="lines: simulated")
 axes.legend(frameon=False)
-ends = [f"{curve.loc[('by_load', size), 'measured.over_none'][0]:.2f} × the tokens of no drafts at batch {size} (simulated: {curve.loc[('by_load', size), 'simulated.over_none'][0]:.2f} ×)" for size in (sizes[0], sizes[-1])]
+ends = [f"{curve.loc[('by_load', size), 'over_none'][0]:.2f} × the tokens of no drafts at batch {size}" for size in (sizes[0], sizes[-1])]
 plots.captioned(axes, f"Measured, by_load makes {ends[0]} and {ends[1]}.")
 
 # %% [markdown]
