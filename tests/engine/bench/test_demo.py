@@ -1,11 +1,12 @@
 """The demonstration: like beside like, the oracle's tokens everywhere, a table that a newcomer can read."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from refimpl import generate
+from refimpl.bench import demo
 from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, ORACLE, PLAIN, demo_cells, demo_legend, run_demo
 from refimpl.cli import main
 from refimpl.core.config import NAMED_METHODS
@@ -41,34 +42,29 @@ def test_engines_take_turns(rows):
     assert seen == [(name, repeat, 2) for repeat in (1, 2) for name in order]
 
 
-def test_ratios_are_to_transformers_at_the_same_batch_size(llama, monkeypatch):
-    from refimpl.bench import demo
+@pytest.fixture
+def altered(monkeypatch):
+    """Runs the demonstration with a field of transformers' samples replaced by a function of sample and batch size."""
 
-    plain = demo.hf_generate
+    def run(llama, field, change):
+        def wrong(bench, prompts, size, plain=demo.hf_generate):
+            sample = plain(bench, prompts, size)
+            return replace(sample, **{field: change(sample, size)})
 
-    def slowed(bench, prompts, size):
-        sample = plain(bench, prompts, size)
-        object.__setattr__(sample, "seconds", {1: 1e3, 3: 1e6}[size])
-        return sample
+        monkeypatch.setattr(demo, "hf_generate", wrong)
+        return run_demo(llama, PROMPTS[:3], batch_size=3, max_new_tokens=4, repeats=1)
 
-    monkeypatch.setattr(demo, "hf_generate", slowed)
-    for row in run_demo(llama, PROMPTS[:3], batch_size=3, max_new_tokens=4, repeats=1):
-        speed = 12 / {1: 1e3, 3: 1e6}[row.batch_size]
-        assert row.ratio_to_transformers == pytest.approx(row.tokens_per_s / speed)
+    return run
 
 
-def test_an_output_that_differs_is_counted(llama, monkeypatch):
-    from refimpl.bench import demo
+def test_ratios_are_to_transformers_at_the_same_batch_size(llama, altered):
+    seconds = {1: 1e3, 3: 1e6}
+    for row in altered(llama, "seconds", lambda _, size: seconds[size]):
+        assert row.ratio_to_transformers == pytest.approx(row.tokens_per_s / (12 / seconds[row.batch_size]))
 
-    plain = demo.hf_generate
 
-    def wrong(bench, prompts, size):
-        sample = plain(bench, prompts, size)
-        object.__setattr__(sample, "outputs", ((0, *sample.outputs[0][1:]), *sample.outputs[1:]))
-        return sample
-
-    monkeypatch.setattr(demo, "hf_generate", wrong)
-    found = run_demo(llama, PROMPTS[:3], batch_size=3, max_new_tokens=4, repeats=1)
+def test_an_output_that_differs_is_counted(llama, altered):
+    found = altered(llama, "outputs", lambda sample, _: ((0, *sample.outputs[0][1:]), *sample.outputs[1:]))
     assert {row.method: row.exact for row in found} == {PLAIN: 2} | dict.fromkeys([*NAMED_METHODS, NO_DRAFTS], 3)
 
 
@@ -96,19 +92,7 @@ def test_the_legend_explains_rollback_and_grouping(rows):
 
 def test_the_command_prints_a_table_and_writes_all_columns(capsys, monkeypatch, tmp_path):
     path = tmp_path / "demo.json"
-    argv = [
-        "demo",
-        "--limit",
-        "2",
-        "--batch-size",
-        "2",
-        "--max-new-tokens",
-        "3",
-        "--repeats",
-        "1",
-        "--output",
-        str(path),
-    ]
+    argv = f"demo --limit 2 --batch-size 2 --max-new-tokens 3 --repeats 1 --output {path}".split()
     monkeypatch.setattr("sys.argv", ["refimpl", *argv])
     with pytest.raises(SystemExit) as stopped:
         main()
