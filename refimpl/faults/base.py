@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -69,6 +70,16 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
+
+
+def result_changed(change: Callable[..., Any]) -> Break:
+    """A break from what becomes of the right result; `change` gets it, and the arguments of the call."""
+
+    @wraps(change)
+    def make(original: Any) -> Any:
+        return lambda *arguments, **more: change(original(*arguments, **more), *arguments, **more)
+
+    return make
 
 
 def fault(owner: Any, attribute: str, effect: Effect, invariant: str | None, **where: Any) -> Callable[[Break], Break]:

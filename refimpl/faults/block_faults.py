@@ -6,19 +6,16 @@ from typing import Any
 from torch import Tensor
 
 from refimpl.core import kernels
-from refimpl.decoding.acceptance import BlockRule, DrawnMass, Proposal, RejectionRule, RowNumbers, rejection
-from refimpl.faults.base import BLOCK, REJECTION, fault
+from refimpl.decoding.acceptance import BlockRule, Proposal, RejectionRule, rejection
+from refimpl.faults.base import BLOCK, REJECTION, fault, result_changed
 
 
 @fault(BlockRule, "_accept", "law", None, settings=BLOCK, source="vllm-project/vllm-ascend#7807")
-def block_with_the_residual_of_a_token(original: Any) -> Any:
+@result_changed
+def block_with_the_residual_of_a_token(right: Any, _: Any, __: Any, draft: Tensor, target: Tensor, numbers: Any) -> Any:
     """After the accepted block the next token is drawn from max(p − q, 0), not from max(P · p − q, 0)."""
-
-    def accept(self: BlockRule, drawn: DrawnMass, draft: Tensor, target: Tensor, numbers: RowNumbers) -> Any:
-        accepted, _ = original(self, drawn, draft, target, numbers)
-        return accepted, rejection.next_weights(target, draft, accepted, numbers.limits)
-
-    return accept
+    accepted, _ = right
+    return accepted, rejection.next_weights(target, draft, accepted, numbers.limits)
 
 
 @fault(kernels, "last_accepted", "law", None, settings=BLOCK)
@@ -42,11 +39,7 @@ def block_draws_with_old_numbers(original: Any) -> Any:
 @fault(
     RejectionRule, "propose", "law", None, settings=REJECTION | {"top_k": 3}, source="huggingface/transformers#47932"
 )
-def ratio_of_the_raw_draft(original: Any) -> Any:
+@result_changed
+def ratio_of_the_raw_draft(right: Proposal, _: Any, logits: Tensor, *__: Any) -> Proposal:
     """The draft's token is drawn from its processed distribution; ratio and residual use the plain softmax."""
-
-    def propose(self: RejectionRule, logits: Tensor, keys: Any, position: Tensor) -> Proposal:
-        right = original(self, logits, keys, position)
-        return replace(right, probabilities=logits.double().softmax(dim=-1))
-
-    return propose
+    return replace(right, probabilities=logits.double().softmax(dim=-1))

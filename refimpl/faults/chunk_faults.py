@@ -7,47 +7,36 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding import rounds
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.prefill import Chunks
-from refimpl.faults.base import fault
+from refimpl.faults.base import fault, result_changed
 from refimpl.scheduling import Chunk, ContinuousScheduler, RoundPlan, Scheduler
 
+Plan = RoundPlan[Sequence]
 CHUNKS: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("continuous",), "settings": {"spare_tokens": 1}}
 WHOLE: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("fifo",)}
 JOINT: dict[str, Any] = {"settings": {"spare_tokens": 6, "joint_prefill": True}}
 
 
 @fault(ContinuousScheduler, "select", "nothing", "INV-17", **CHUNKS)
-def chunks_beside_the_budget(original: Any) -> Any:
+@result_changed
+def chunks_beside_the_budget(right: Plan, self: ContinuousScheduler[Sequence]) -> Plan:
     """Prompts get the whole budget of a round, whatever the rows that decode take of it."""
-
-    def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
-        prompts = [s for s in self.pool.window.values() if s.to_prefill]
-        chunks = tuple(Chunk(s, min(self.token_budget, s.to_prefill)) for s in prompts[:1])
-        return replace(original(self), chunks=chunks)
-
-    return select
+    prompts = [s for s in self.pool.window.values() if s.to_prefill]
+    return replace(right, chunks=tuple(Chunk(s, min(self.token_budget, s.to_prefill)) for s in prompts[:1]))
 
 
 @fault(ContinuousScheduler, "select", "nothing", "INV-17", **CHUNKS)
-def decoding_waits_for_prompts(original: Any) -> Any:
+@result_changed
+def decoding_waits_for_prompts(right: Plan, _: Any) -> Plan:
     """No row decodes while a prompt is being cached."""
-
-    def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
-        plan = original(self)
-        return replace(plan, members=()) if plan.chunks else plan
-
-    return select
+    return replace(right, members=()) if right.chunks else right
 
 
 @fault(ContinuousScheduler, "select", "output", "INV-17", **CHUNKS, source="vllm-project/vllm#30618")
-def chunk_row_drafts(original: Any) -> Any:
+@result_changed
+def chunk_row_drafts(right: Plan, self: ContinuousScheduler[Sequence]) -> Plan:
     """A row is drafted for as soon as the first chunk of its prompt is cached."""
-
-    def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
-        window = self.pool.window.values()
-        members = tuple(s for s in window if s.target_cached or not s.to_prefill)
-        return replace(original(self), members=members, chunks=()) if members else original(self)
-
-    return select
+    members = tuple(s for s in self.pool.window.values() if s.target_cached or not s.to_prefill)
+    return replace(right, members=members, chunks=()) if members else right
 
 
 @fault(rounds, "note_chunks", "output", "INV-3", **CHUNKS)
@@ -68,14 +57,10 @@ def joining_row_beside_the_budget(original: Any) -> Any:
 
 
 @fault(Scheduler, "_plan_round", "output", "INV-5", **WHOLE | JOINT)
-def joining_row_before_its_last_chunk(original: Any) -> Any:
+@result_changed
+def joining_row_before_its_last_chunk(right: Plan, _: Any) -> Plan:
     """A row joins in the round of the first chunk of its prompt, whether it is the last or not."""
-
-    def plan(self: Scheduler[Sequence]) -> RoundPlan[Sequence]:
-        right = original(self)
-        return replace(right, chunks=tuple(replace(chunk, count=min(chunk.count, 4)) for chunk in right.chunks))
-
-    return plan
+    return replace(right, chunks=tuple(replace(chunk, count=min(chunk.count, 4)) for chunk in right.chunks))
 
 
 @fault(rounds, "prefill_chunks", "acceptance", "INV-3", **WHOLE | JOINT)

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal
 from refimpl.decoding.drafters import Drafts, HybridDrafter, proposal_tracker, states
 from refimpl.decoding.drafters.proposal_tracker import ProposalTracker
 from refimpl.drafting.budgets import CapacityBudget
 from refimpl.drafting.budgets.base import ranked
-from refimpl.faults.base import REJECTION, fault
+from refimpl.faults.base import REJECTION, fault, result_changed
 
 LOOKUP, HYBRID = {"drafter": "ngram"}, {"drafter": "hybrid"}
 HEAD = {"drafter": "head"}
@@ -25,25 +24,17 @@ CONFIDENCE = {"draft_budget": f"confidence:{THRESHOLD}"}
 
 
 @fault(Proposal, "distributions", "law", None, settings=REJECTION | LOOKUP)
-def looked_up_with_the_q_of_a_draw(original: Any) -> Any:
+@result_changed
+def looked_up_with_the_q_of_a_draw(right: Any, self: Proposal, vocab_size: int) -> Tensor | None:
     """A token that was looked up is accepted, and what follows drawn, as if it had been drawn evenly."""
-
-    def distributions(self: Proposal, vocab_size: int) -> Tensor | None:
-        right = original(self, vocab_size)
-        return right if self.looked_up is None else torch.full_like(right, 1 / vocab_size)
-
-    return distributions
+    return right if self.looked_up is None else torch.full_like(right, 1 / vocab_size)
 
 
 @fault(HybridDrafter, "draft", "crash", "INV-6", settings=HYBRID)
-def lookup_counts_as_passes(original: Any) -> Any:
+@result_changed
+def lookup_counts_as_passes(right: Drafts, *_: Any) -> Drafts:
     """After a round in which the draft did not run, its cached length grows as if it had."""
-
-    def draft(self: HybridDrafter, members: Seq[Sequence], limits: list[int], numbers: Any) -> Drafts:
-        right = original(self, members, limits, numbers)
-        return replace(right, passes=right.proposal.tokens.shape[1])
-
-    return draft
+    return replace(right, passes=right.proposal.tokens.shape[1])
 
 
 @fault(states, "behind", "acceptance", "INV-22", settings=HEAD)
@@ -64,16 +55,12 @@ def own_token_score(original: Any) -> Any:
 
 
 @fault(ProposalTracker, "finish", "law", None, settings=REJECTION | CONFIDENCE)
-def stop_and_drop(original: Any) -> Any:
+@result_changed
+def stop_and_drop(right: list[int], self: ProposalTracker, tokens: Tensor) -> list[int]:
     """A draft that turns out unlikely is dropped after it was drawn."""
-
-    def finish(self: ProposalTracker, tokens: Tensor) -> list[int]:
-        limits = original(self, tokens)
-        own = proposal_tracker.survival("own_token", torch.cat(self._seen, dim=1)[:, : tokens.shape[1]], tokens)
-        sure = (own >= THRESHOLD).sum(dim=1).tolist()
-        return [min(pair) for pair in zip(limits, sure, strict=True)]
-
-    return finish
+    own = proposal_tracker.survival("own_token", torch.cat(self._seen, dim=1)[:, : tokens.shape[1]], tokens)
+    sure = (own >= THRESHOLD).sum(dim=1).tolist()
+    return [min(pair) for pair in zip(right, sure, strict=True)]
 
 
 @fault(CapacityBudget, "after", "nothing", "INV-20", settings=CAPACITY)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from refimpl.core import kernels
 from refimpl.decoding.cached import CachedModel
-from refimpl.faults.base import fault
+from refimpl.faults.base import fault, result_changed
 from refimpl.layouts import InplaceLayout, Layout, LeftPaddedLayout, MaskedLayout
 from refimpl.layouts.store import VALUE, Block, KVStore
 from refimpl.placement import RealignedPlacement, RectanglePlacement
@@ -23,54 +23,34 @@ ChangeBlock = Callable[[Block], Block]
 
 def change_blocks(role: str, change: ChangeBlock) -> Callable[[Any], Any]:
     """Change every block of the target or the draft, whatever the layout."""
-
-    def make(original: Any) -> Any:
-        def block(self: CachedModel, tokens: Any, offset: int, drafts: Any) -> Block:
-            right = original(self, tokens, offset, drafts)
-            return change(right) if self.role == role else right
-
-        return block
-
-    return make
+    return result_changed(lambda right, self, *_: change(right) if self.role == role else right)
 
 
 # --- positions ---------------------------------------------------------------------------------------------------
 
 
 @fault(MaskedLayout, "block", "output", "INV-2", layouts=("masked",))
-def bsp_as_shipped(original: Any) -> Any:
+@result_changed
+def bsp_as_shipped(right: Block, self: MaskedLayout, tokens: Tensor, _: int) -> Block:
     """Batch speculative decoding by masking, without explicit positions: a token's position is its cache column, so
     every masked hole pushes what follows (published BSP on models that count cache entries)."""
-
-    def block(self: MaskedLayout, tokens: Any, offset: int) -> Block:
-        right = original(self, tokens, offset)
-        width = right.mask.shape[-1]
-        column = torch.arange(width - tokens.shape[1], width).clamp(max=self.max_positions - 1)
-        return replace(right, position_ids=column.expand(tokens.shape))
-
-    return block
+    width = right.mask.shape[-1]
+    column = torch.arange(width - tokens.shape[1], width).clamp(max=self.max_positions - 1)
+    return replace(right, position_ids=column.expand(tokens.shape))
 
 
 @fault(InplaceLayout, "block", "output", "INV-2", layouts=("inplace",))
-def positions_off_by_one(original: Any) -> Any:
+@result_changed
+def positions_off_by_one(right: Block, self: InplaceLayout, *_: Any) -> Block:
     """Every position is one too large; models with rotary embeddings hide it from output tests."""
-
-    def block(self: InplaceLayout, tokens: Any, offset: int) -> Block:
-        right = original(self, tokens, offset)
-        return replace(right, position_ids=(right.position_ids + 1).clamp(max=self.max_positions - 1))
-
-    return block
+    return replace(right, position_ids=(right.position_ids + 1).clamp(max=self.max_positions - 1))
 
 
 @fault(LeftPaddedLayout, "block", "output", "INV-2", layouts=PADDED)
-def batch_maximum_positions(original: Any) -> Any:
+@result_changed
+def batch_maximum_positions(right: Block, _: Any, tokens: Tensor, __: int) -> Block:
     """One offset for all rows: each row gets the positions of the longest (a uniform offset for ragged rows)."""
-
-    def block(self: LeftPaddedLayout, tokens: Any, offset: int) -> Block:
-        right = original(self, tokens, offset)
-        return replace(right, position_ids=right.position_ids.amax(dim=0, keepdim=True).expand(tokens.shape))
-
-    return block
+    return replace(right, position_ids=right.position_ids.amax(dim=0, keepdim=True).expand(tokens.shape))
 
 
 @fault(CachedModel, "block", "output", "INV-2")
@@ -139,15 +119,11 @@ def draft_misses_the_first_token(original: Any) -> Any:
 
 
 @fault(RealignedPlacement, "realign", "output", "INV-1", layouts=PADDED)
-def pads_pile_up(original: Any) -> Any:
+@result_changed
+def pads_pile_up(right: Any, self: RealignedPlacement, *_: Any) -> Any:
     """The batch is a column wider than the pads account for (published DSD never removes a pad)."""
-
-    def realign(self: RealignedPlacement, rows: Any, span: int) -> Any:
-        move = original(self, rows, span)
-        self.width += 1
-        return move
-
-    return realign
+    self.width += 1
+    return right
 
 
 @fault(kernels, "realign_source", "output", "INV-3", layouts=("realigned",))
@@ -157,15 +133,11 @@ def realigned_one_column_off(original: Any) -> Any:
 
 
 @fault(KVStore, "gather", "output", "INV-4", layouts=MOVING)
-def values_left_behind(original: Any) -> Any:
+@result_changed
+def values_left_behind(right: KVStore, *_: Any) -> KVStore:
     """Keys are moved, values are moved to another column: lengths, masks and provenance all look right."""
-
-    def gather(self: KVStore, slots: Any, memory: Any) -> KVStore:
-        moved = original(self, slots, memory)
-        moved.data[:, VALUE] = moved.data[:, VALUE].roll(1, dims=3)
-        return moved
-
-    return gather
+    right.data[:, VALUE] = right.data[:, VALUE].roll(1, dims=3)
+    return right
 
 
 def write_elsewhere(

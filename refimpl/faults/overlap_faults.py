@@ -6,7 +6,7 @@ from typing import Any
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.overlapped import OverlappedPasses
-from refimpl.faults.base import COUPLED, fault
+from refimpl.faults.base import COUPLED, fault, result_changed
 from refimpl.scheduling import OverlappedScheduler, RoundPlan
 
 SAMPLED: dict[str, Any] = {
@@ -26,12 +26,8 @@ def stale_offer(original: Any) -> Any:
 
 
 @fault(OverlappedScheduler, "select", "output", "INV-21", **SAMPLED)
-def drafted_while_verified(original: Any) -> Any:
+@result_changed
+def drafted_while_verified(right: RoundPlan, _: Any) -> RoundPlan:
     """Rows are drafted ahead while they are verified: what follows is drafted for a text that the round changes, and is
     verified with the random numbers of places that have their tokens."""
-
-    def select(self: OverlappedScheduler) -> RoundPlan:
-        plan = original(self)
-        return replace(plan, ahead=plan.ahead or plan.members)
-
-    return select
+    return replace(right, ahead=right.ahead or right.members)

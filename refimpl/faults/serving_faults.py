@@ -16,7 +16,7 @@ from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.recorded import RecordedPasses, _Ahead
 from refimpl.decoding.rounds import RoundContext
-from refimpl.faults.base import fault
+from refimpl.faults.base import fault, result_changed
 from refimpl.faults.layout_faults import change_blocks, write_elsewhere
 from refimpl.layouts import base as layout_base
 from refimpl.layouts.store import Block
@@ -106,14 +106,10 @@ def stale_drafts_for_a_new_tenant(original: Any) -> Any:
 
 
 @fault(CachedModel, "forward", "output", None, source="vllm-project/vllm#14645")
-def logits_in_another_order(original: Any) -> Any:
+@result_changed
+def logits_in_another_order(right: Tensor, self: CachedModel, *_: Any) -> Tensor:
     """The target's logits come in another order than the rows of the batch."""
-
-    def forward(self: CachedModel, block: Block, num_logits: int) -> Tensor:
-        logits = original(self, block, num_logits)
-        return logits.flip(0) if self.role == "target" else logits
-
-    return forward
+    return right.flip(0) if self.role == "target" else right
 
 
 @fault(rounds, "_logprobs", "report", None, source="vllm-project/vllm#33391")

@@ -7,7 +7,7 @@ from typing import Any
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine
 from refimpl.decoding.cached import CachedModel
-from refimpl.faults.base import fault
+from refimpl.faults.base import fault, result_changed
 from refimpl.faults.paged_faults import PAGED, SHORT
 from refimpl.scheduling.blocks import BlockPool
 from refimpl.scheduling.kv_allocator import PagedKVAllocator
@@ -51,14 +51,10 @@ def block_matched_without_what_is_before(original: Any) -> Any:
 
 
 @fault(PrefixCache, "note", "output", "INV-18", **TWINS)
-def second_copy_numbered_as_the_latest_text(original: Any) -> Any:
+@result_changed
+def second_copy_numbered_as_the_latest_text(_: None, self: PrefixCache, block: int, *__: Any) -> None:
     """A block that holds the same text as another one gets the number of the text that was noted last."""
-
-    def note(self: PrefixCache, block: int, previous: int | None, tokens: Hashable) -> None:
-        original(self, block, previous, tokens)
-        self._of[block] = replace(self._of[block], number=self._last_number)
-
-    return note
+    self._of[block] = replace(self._of[block], number=self._last_number)
 
 
 @fault(PrefixCache, "forget", "output", "INV-18", **SHORT, source="kekzl/imp#1301")

@@ -12,7 +12,7 @@ from refimpl.decoding import rounds
 from refimpl.decoding.acceptance import Decision, Proposal, RejectionRule, RowNumbers, matching, rejection
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.sampling import Purpose, RandomSource, probabilities
-from refimpl.faults.base import COUPLED, REJECTION, fault
+from refimpl.faults.base import COUPLED, REJECTION, fault, result_changed
 
 PAD_TOKEN = 0
 
@@ -32,42 +32,31 @@ def draft_cache_not_rolled_back(original: Any) -> Any:
 
 
 @fault(rounds, "_commit_row", "output", "INV-5", layouts=("masked",))
-def next_token_counted_as_cached(original: Any) -> Any:
+@result_changed
+def next_token_counted_as_cached(right: Any, row: Sequence, *_: Any) -> Any:
     """The target's cached length includes the token chosen last, which it has not been fed."""
-
-    def commit_row(row: Sequence, *rest: Any) -> Any:
-        outcome = original(row, *rest)
-        row.target_cached = row.seq_len
-        return outcome
-
-    return commit_row
+    row.target_cached = row.seq_len
+    return right
 
 
 @fault(CachedModel, "rows", "output", "INV-8")
-def pad_found_by_token_value(original: Any) -> Any:
+@result_changed
+def pad_found_by_token_value(right: Any, _: Any, members: Any) -> Any:
     """A row's length is the number of tokens that differ from the pad id, which is a token like any other."""
-
-    def rows(self: CachedModel, members: Any) -> Any:
-        lengths = [sum(token != PAD_TOKEN for token in m.token_ids) for m in members]
-        return [row._replace(seq_len=n) for row, n in zip(original(self, members), lengths, strict=True)]
-
-    return rows
+    lengths = [sum(token != PAD_TOKEN for token in m.token_ids) for m in members]
+    return [row._replace(seq_len=n) for row, n in zip(right, lengths, strict=True)]
 
 
 # --- stop and budget ---------------------------------------------------------------------------------------------
 
 
 @fault(Sequence, "extend", "output", None)
-def stop_found_in_prompt(original: Any) -> Any:
+@result_changed
+def stop_found_in_prompt(right: int, self: Sequence, _: list[int]) -> int:
     """A stop token anywhere in the row ends it, in the prompt too."""
-
-    def extend(self: Sequence, tokens: list[int]) -> int:
-        kept = original(self, tokens)
-        if self.stop_token_ids & set(self.token_ids[: self.prompt_len]):
-            self.stop_reason = "stop"
-        return kept
-
-    return extend
+    if self.stop_token_ids & set(self.token_ids[: self.prompt_len]):
+        self.stop_reason = "stop"
+    return right
 
 
 @fault(Sequence, "extend", "output", "INV-7")
@@ -109,41 +98,29 @@ def budget_one_too_large(original: Any) -> Any:
 
 
 @fault(Sequence, "extend", "output", None)
-def budget_one_too_small(original: Any) -> Any:
+@result_changed
+def budget_one_too_small(right: int, self: Sequence, _: list[int]) -> int:
     """A row ends one token before its budget is used up."""
-
-    def extend(self: Sequence, tokens: list[int]) -> int:
-        kept = original(self, tokens)
-        if not self.finished and self.remaining == 1:
-            self.stop_reason = "length"
-        return kept
-
-    return extend
+    if not self.finished and self.remaining == 1:
+        self.stop_reason = "length"
+    return right
 
 
 @fault(results, "make_result", "output", None)
-def outputs_in_sorted_order(original: Any) -> Any:
+@result_changed
+def outputs_in_sorted_order(right: Any, *_: Any) -> Any:
     """Results come in order of prompt length and are not put back into the caller's (published EXSPEC, sorted)."""
-
-    def result(*args: Any) -> Any:
-        right = original(*args)
-        return replace(right, sequences=sorted(right.sequences, key=lambda s: s.num_prompt_tokens))
-
-    return result
+    return replace(right, sequences=sorted(right.sequences, key=lambda s: s.num_prompt_tokens))
 
 
 # --- acceptance --------------------------------------------------------------------------------------------------
 
 
 @fault(matching, "match", "output", None)
-def dsd_next_token_from_draft(original: Any) -> Any:
+@result_changed
+def dsd_next_token_from_draft(right: Decision, draft_tokens: Any, target_tokens: Any, _: Any) -> Decision:
     """At the first mismatch the draft's token is appended instead of the target's (published DSD)."""
-
-    def match(draft_tokens: Any, target_tokens: Any, limits: Any) -> Decision:
-        right = original(draft_tokens, target_tokens, limits)
-        return replace(right, emitted=torch.cat([draft_tokens, target_tokens[:, -1:]], dim=1))
-
-    return match
+    return replace(right, emitted=torch.cat([draft_tokens, target_tokens[:, -1:]], dim=1))
 
 
 @fault(kernels, "num_accepted", "output", "INV-4")
@@ -153,13 +130,10 @@ def matches_counted_past_mismatch(original: Any) -> Any:
 
 
 @fault(kernels, "num_accepted", "output", "INV-4")
-def one_accepted_too_many(original: Any) -> Any:
+@result_changed
+def one_accepted_too_many(right: Any, _: Any, limit: Any) -> Any:
     """The first rejected draft's successor is committed too."""
-
-    def num_accepted(matches: Any, limit: Any) -> Any:
-        return kernels.minimum(original(matches, limit) + 1, limit)
-
-    return num_accepted
+    return kernels.minimum(right + 1, limit)
 
 
 @fault(kernels, "num_accepted", "crash", None)
@@ -206,32 +180,25 @@ def ratio_upside_down(original: Any) -> Any:
 
 
 @fault(RejectionRule, "propose", "law", "INV-12", settings=REJECTION | {"top_k": 3})
-def draft_drawn_from_another_q(original: Any) -> Any:
+@result_changed
+def draft_drawn_from_another_q(right: Proposal, self: Any, logits: Any, keys: Any, position: Any) -> Proposal:
     """The draft's token is drawn from the unfiltered distribution, the ratio uses the filtered one (seen in the
     wild)."""
-
-    def propose(self: Any, logits: Any, keys: Any, position: Any) -> Any:
-        right = original(self, logits, keys, position)
-        unfiltered = probabilities(logits, replace(self.sampling, top_k=0))
-        return replace(right, tokens=self.source.draw(unfiltered, keys, position, Purpose.DRAFT))
-
-    return propose
+    unfiltered = probabilities(logits, replace(self.sampling, top_k=0))
+    return replace(right, tokens=self.source.draw(unfiltered, keys, position, Purpose.DRAFT))
 
 
 @fault(RejectionRule, "decide", "law", None, layouts=("rollback",), settings=REJECTION)
-def rollback_draws_again(original: Any) -> Any:
+@result_changed
+def rollback_draws_again(right: Decision, self: Any, _: Any, target_logits: Any, numbers: RowNumbers) -> Decision:
     """Rows cut to the batch minimum draw their last token from p again instead of keeping the accepted draft."""
-
-    def decide(self: Any, proposal: Proposal, target_logits: Any, numbers: RowNumbers) -> Decision:
-        right, drafting = original(self, proposal, target_logits, numbers), numbers.limits > 0
-        at = int(right.num_accepted[drafting].min()) if drafting.any() else 0
-        p = probabilities(target_logits[:, at : at + 1], self.sampling)
-        again = self.source.draw(p, numbers.keys, numbers.position[:, at : at + 1], Purpose.NEXT)
-        emitted = right.emitted.clone()
-        emitted[:, at] = torch.where(right.num_accepted > at, again[:, 0], emitted[:, at])
-        return replace(right, emitted=emitted)
-
-    return decide
+    drafting = numbers.limits > 0
+    at = int(right.num_accepted[drafting].min()) if drafting.any() else 0
+    p = probabilities(target_logits[:, at : at + 1], self.sampling)
+    again = self.source.draw(p, numbers.keys, numbers.position[:, at : at + 1], Purpose.NEXT)
+    emitted = right.emitted.clone()
+    emitted[:, at] = torch.where(right.num_accepted > at, again[:, 0], emitted[:, at])
+    return replace(right, emitted=emitted)
 
 
 @fault(RandomSource, "draw", "law", None, settings=REJECTION, source="vllm-project/vllm#47386")
