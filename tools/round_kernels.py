@@ -1,4 +1,4 @@
-"""Kernels of a recorded round by name, and operations of a decoder layer, for each value of `layers`.
+"""Kernels of a recorded round by name, for each value of `layers`.
 
 ``python tools/round_kernels.py OUTPUT --pair qwen3 --random-weights --device cuda --dtype bfloat16`` decodes eight rows
 with `inplace`. Of rounds that neither prefill nor record it takes the median times, and profiles one. Without CUDA it
@@ -11,13 +11,11 @@ import random
 import statistics
 import sys
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from refimpl.bench.engines import only_decodes, round_s
 from refimpl.bench.forced import rate_lengths
@@ -28,20 +26,11 @@ from refimpl.core.files import check_writable, write_whole
 from refimpl.decoding.devices import provenance
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
-from refimpl.layouts import make_layout
-from refimpl.layouts.places import PoolRows
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.pairs import load_pair, make_pair
-from refimpl.placement import PoolSize
 from refimpl.requests import prepare
 
 ROWS, DRAFTS, PROMPT_TOKENS, NEW_TOKENS, RATE = 8, 5, 64, 96, 0.4
-WHOLE = {"scaled_dot_product_attention", "rms_norm"}
-FREE = {  # views and memory
-    "view", "_unsafe_view", "expand", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze", "t", "alias",
-    "detach", "as_strided", "split", "split_with_sizes", "unbind", "_reshape_alias", "empty", "new_empty", "empty_like",
-    "empty_strided",
-}  # fmt: skip
 WARM_ROUNDS, ROUNDS, SHOWN = 3, 8, 30
 
 
@@ -98,44 +87,6 @@ def profiled(device: torch.device, engine: Engine) -> tuple[dict[str, Any], Roun
     return {"kernels": len(events), "ms_busy": 1e3 * busy_s(events), "by_name": by_name}, records[0]
 
 
-class Operations(TorchDispatchMode):
-    """Counts the operators that launch work, as a GPU would see them: composite ones taken apart, attention whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        name, given = func._schema.name.partition("::")[2], kwargs or {}
-        if name not in WHOLE and func._can_decompose() and func._schema.name.startswith("aten::"):
-            with self:
-                return func.decompose(*args, **given)
-        self.count += name not in FREE
-        return func(*args, **given)
-
-
-@torch.inference_mode()
-def operations_of_a_layer(pair: Pair, q: int) -> int | None:
-    """Launches of the target's second layer in a pass of the recorded rounds; None where a compiler fuses them."""
-    lm = pair.target
-    if not isinstance(lm, HuggingFaceLM) or lm.layers.name == "compiled":
-        return None
-    size = PoolSize.of_run([PROMPT_TOKENS] * ROWS, window_size=ROWS, batch_size=ROWS, span=q)
-    layout = make_layout("inplace", lm.kv_shape, size, max_positions=lm.max_positions, tagged=False)
-    places = PoolRows(layout.pool, torch.arange(ROWS, device=pair.device), slice(0, ROWS))
-    tokens = torch.ones(ROWS, q, dtype=torch.long, device=pair.device)
-    position = torch.arange(ROWS, device=pair.device)[:, None] + torch.arange(q, device=pair.device)
-    block, counts = layout.slot_block(places, tokens, position, layout.columns), []
-    with Operations() as operations:
-
-        def append(layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
-            counts.append(operations.count)
-            return block.append(layer, keys, values)
-
-        lm.forward(replace(block, append=append), q)
-    return counts[2] - counts[1]
-
-
 def main() -> int:
     """Measure and write."""
     given = arguments()
@@ -143,13 +94,7 @@ def main() -> int:
     models, measured = [lm.model for lm in pair.models() if isinstance(lm, HuggingFaceLM)], []
     for layers in given.layers.split(","):
         other = make_pair(*models, stop_token_ids=(), vocab_size=pair.vocab_size, layers=layers)
-        measured.append(
-            {
-                "layers": layers,
-                "of_a_layer": [operations_of_a_layer(other, q) for q in (1, DRAFTS + 1)],
-                **measure(other),
-            }
-        )
+        measured.append({"layers": layers, **measure(other)})
         print({name: value for name, value in measured[-1].items() if name != "by_name"}, file=sys.stderr)
     meta = {"pair": pair.name, "dtype": str(pair.dtype).removeprefix("torch."), "rows": ROWS, "drafts": DRAFTS}
     write_whole(given.output, [json.dumps({"variants": measured, "meta": provenance(pair.device) | meta}, indent=1)])
