@@ -521,6 +521,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "trust": trust,
     "exact": exact,
     "speed-cpu": of_cells("bench-cpu-batches", "engine", speeds),
+    "launches": of_rows("launches", {
+        "a layer of": "{kind}", **{name: f"{{{name}[0]}}, {{{name}[1]}}" for name in ("transformers", "lean", "compiled")},
+    }),
     "joining": of_rows(
         "joining-tiny",
         {"method": "`{method}`", "usual gap, ms": "{usual_gap_s:.0m}", "longest gap, ms": "{longest_gap_s:.0m}",
