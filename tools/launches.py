@@ -1,8 +1,8 @@
 """Launches of a decoder layer on a GPU, for each value of `layers`, counted on a machine without one.
 
-``python tools/launches.py docs/results/launches.json --triton FOLDER`` takes two architectures in bfloat16,
-eight rows, with one query a row and with k + 1. Operators of `transformers` and `lean` are counted as PyTorch dispatches
-them. Those of `compiled` are in the code that Inductor writes for an H200: it is given the properties of one, and its
+``python tools/launches.py docs/results/launches.json --triton FOLDER`` takes two architectures in
+bfloat16, eight rows, with one query a row and with k + 1. Operators of `transformers` and `lean` are counted as PyTorch
+dispatches them. Those of `compiled` are in the code that Inductor writes for an H200: it is given the properties of one, and its
 code is read instead of run. FOLDER has Triton's package.
 """
 
@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import torch
 import torch.utils._triton
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refimpl.core.files import write_whole
@@ -177,12 +178,15 @@ def compiled(layer: Layer, hidden: int, dim: int, q: int) -> int:
     return first + BESIDE + (q > 1) + last
 
 
+def config_of(kind: str) -> Any:
+    """Configuration of a small model of an architecture."""
+    name, arguments = TINY_ARCHITECTURES[kind]
+    return getattr(transformers, name)(vocab_size=61, **arguments)
+
+
 def launches(kind: str) -> dict[str, list[int]]:
     """Launches a layer, for one query a row and for many, by what runs the layers."""
-    import transformers
-
-    name, arguments = TINY_ARCHITECTURES[kind]
-    config = getattr(transformers, name)(vocab_size=61, **arguments)
+    config = config_of(kind)
     model, _ = random_models(config, seed=0, dtype=torch.bfloat16, draft_noise=0.0)
     own, lean = (HuggingFaceLM(model, layers=layers) for layers in ("transformers", "lean"))
     found = {each.layers.name: [dispatched(each, q) for q in QUERIES] for each in (own, lean)}

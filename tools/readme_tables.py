@@ -522,7 +522,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "exact": exact,
     "speed-cpu": of_cells("bench-cpu-batches", "engine", speeds),
     "launches": of_rows("launches", {
-        "a layer of": "{kind}", **{name: f"{{{name}[0]}}, {{{name}[1]}}" for name in ("transformers", "lean", "compiled")},
+        "a layer of": "{kind}", "transformers": "{transformers[0]}, {transformers[1]}", "lean": "{lean[0]}, {lean[1]}",
+        "compiled": "{compiled[0]}, {compiled[1]}",
     }),
     "joining": of_rows(
         "joining-tiny",

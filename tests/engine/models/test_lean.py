@@ -1,8 +1,11 @@
 """Lean layers: the numbers of transformers' own, for every family, format and layout, and a trial that says so."""
 
 import copy
+import importlib
+import json
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -267,3 +270,19 @@ def test_all_layers_share_their_graphs(only_traced):
         graphs[num_layers] = counters["stats"]["unique_graphs"]
         assert not counters["graph_break"]
     assert graphs[2] == graphs[5] > 0
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_launches_are_those_of_the_page(kind, monkeypatch):
+    """Those of compiled layers need Triton to be counted: they stay as committed."""
+    root = Path(__file__).parents[3]
+    monkeypatch.syspath_prepend(str(root / "tools"))
+    launches = importlib.import_module("launches")
+    committed = next(
+        row for row in json.loads((root / "docs/results/launches.json").read_text())["rows"] if row["kind"] == kind
+    )
+    model, _ = random_models(launches.config_of(kind), seed=0, dtype=torch.bfloat16, draft_noise=0.0)
+    for layers in ("transformers", "lean"):
+        lm = HuggingFaceLM(model, layers=layers)
+        assert [launches.dispatched(lm, q) for q in committed["queries"]] == committed[layers]
+    assert max(committed["compiled"]) <= 12 < min(committed["lean"])
