@@ -1,9 +1,9 @@
 """Launches of a decoder layer on a GPU, for each value of `layers`, counted on a machine without one.
 
 ``python tools/launches.py docs/results/launches.json --triton FOLDER`` takes two architectures in bfloat16, eight rows,
-with one query a row and with k + 1. Operators of `transformers` and `lean` are counted as PyTorch dispatches them. Those
-of `compiled` are in the code that Inductor writes for an H200: it is given the properties of one, and its code is read
-instead of run. FOLDER has Triton's package.
+with one query a row and with k + 1. Operators of `transformers` and `lean` are counted as PyTorch dispatches them.
+Those of `compiled` are in the code that Inductor writes for an H200: it is given the properties of one, and its code is
+read instead of run. FOLDER has Triton's package.
 """
 
 import argparse
