@@ -17,7 +17,7 @@ from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Scenario
 from simulator.settings.traces import EngineTrace, read_engine_trace
-from tests.synthetic_inputs import HEADER, LINES, trace_line, write_engine_trace
+from tests.synthetic_inputs import HEADER, LINES, write_engine_trace
 from tests.traced_runs import traced
 
 DECISIONS = {
@@ -73,6 +73,8 @@ def runs():
         yield f"joint {scheduler} {blocks} {drafter}", settings | {"joint_prefill": True}
     for method, rule in product(("inplace", "inplace+static"), ({}, FORCED)):
         yield f"recorded {method} {'forced' if rule else ''}", {"method": method, "cuda_graphs": True, **rule}
+    for method in ("eqspec", "exspec", "masked+fifo", "inplace", "paged+continuous"):
+        yield f"{method} without drafts", {"method": method, "num_speculative_tokens": 0}
     yield "masked forced", {"method": "masked", **FORCED}
     yield "inplace sampled", {"method": "inplace", "temperature": 0.9, "top_p": 0.9, "seed": 11}
     yield "never aged", {"method": "exspec", "aging_bound": math.inf}
@@ -99,8 +101,9 @@ def test_a_run_is_replayed_without_a_difference(llama, tmp_path, name):
     rows, chunks = (sum(len(getattr(record, part)) for record in result.rounds) for part in ("rows", "chunks"))
     assert (parity.rounds, parity.rows, parity.chunks) == (len(result.rounds), rows, chunks)
     assert trace.output_lens == [len(sequence.token_ids) for sequence in result.sequences]
-    byte = {"kind": "linear", "verify_base_s": 1.0, "kv_bytes_per_token": llama.target.kv_shape.bytes_per_token
-            + llama.draft.kv_shape.bytes_per_token}  # fmt: skip
+    models = llama.models(with_draft=result.config.num_speculative_tokens > 0)
+    per_token = sum(model.kv_shape.bytes_per_token for model in models)
+    byte = {"kind": "linear", "verify_base_s": 1.0, "kv_bytes_per_token": per_token}
     simulation = simulate_once(replay_scenario(trace).but({"cost": byte}))
     log, metrics = simulation.log, measure(simulation)
     passes = [record.rows[0].draft_passes if record.rows else 0 for record in result.rounds]
@@ -231,12 +234,3 @@ def test_parity_fails_when_one_of_the_two_is_shorter(engine_trace):
     trace, ours = read_engine_trace(engine_trace), replayed(engine_trace)
     assert not compare_rows(trace, ours[ours["round"] < 2]).exact
     assert not compare_rows(EngineTrace(trace.path, trace.header, trace.rows[trace.rows["round"] < 2]), ours).exact
-
-
-def test_a_run_without_drafts_is_replayed(tmp_path):
-    """There is no acceptance to learn from it, and none is needed."""
-    each = {"num_speculative_tokens_each": [0, 0], "max_new_tokens_each": [2, 1]}
-    rows = [(0, 0, 0, 4, False), (0, 1, 1, 5, True), (1, 0, 0, 5, True)]
-    lines = [trace_line(*row, 0, k=0, drafted=0, lag=row[0] + 1, finished=ends) for *row, ends in rows]
-    path = write_engine_trace(tmp_path / "plain.ndjson", HEADER | {"num_speculative_tokens": 0} | each, lines)
-    assert check_parity(path).exact
