@@ -154,19 +154,19 @@ def compiled(layer: Layer, hidden: int, dim: int, q: int) -> int:
     """Launches of a compiled layer of these parts, each as large as it is here."""
     heads, _, _ = layer.heads
     tensors = [layer.qkv.weight, layer.out.weight, layer.gate_up.weight, layer.down.weight]
-    norms = [layer.before.weight, layer.before_mlp.weight, *([layer.by_head.weight] if layer.by_head else [])]
+    norms = [layer.before.weight, layer.before_mlp.weight, *([layer.head_norm.weight] if layer.head_norm else [])]
 
     def on_gpu(*sizes: tuple[int, ...]) -> list[torch.Tensor]:
         parts = [tuple(each.shape) for each in (*tensors, *norms)]
         return [torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in (*sizes, *parts)]
 
     def with_parts(parts: tuple[torch.Tensor, ...]) -> Layer:
-        qkv, out, gate_up, down, before, before_mlp, *by_head = parts
+        qkv, out, gate_up, down, before, before_mlp, *head_norm = parts
         return replace(
             layer, qkv=replace(layer.qkv, weight=qkv), out=replace(layer.out, weight=out),
             gate_up=replace(layer.gate_up, weight=gate_up), down=replace(layer.down, weight=down),
             before=replace(layer.before, weight=before), before_mlp=replace(layer.before_mlp, weight=before_mlp),
-            by_head=replace(layer.by_head, weight=by_head[0]) if by_head else None,
+            head_norm=replace(layer.head_norm, weight=head_norm[0]) if head_norm else None,
         )  # fmt: skip
 
     x, turn = (ROWS, q, hidden), (ROWS, q, 1, dim)

@@ -113,8 +113,11 @@ class Layer:
 
     Attributes:
         heads: of queries, keys and values.
-        rotary: whether q and k are rotated.
+        rotary: whether queries and keys are rotated.
+        scaling: of their products.
         factor: of what attention and MLP add to the residual.
+        before, after: norms of what attention takes and gives; `before_mlp`, `after_mlp` those of the MLP.
+        q_norm, k_norm: norms over all heads; `head_norm` is one over each head of queries and keys.
     """
 
     heads: tuple[int, int, int]
@@ -129,7 +132,7 @@ class Layer:
     before: Norm | None
     q_norm: Norm | None
     k_norm: Norm | None
-    by_head: Norm | None
+    head_norm: Norm | None
     after: Norm | None
     before_mlp: Norm | None
     after_mlp: Norm | None
@@ -163,7 +166,7 @@ class Layer:
             entries = torch.cat((self.q_norm(query), self.k_norm(key), value), dim=-1)
         heads, kv_heads, _ = self.heads
         both, value = entries.unflatten(-1, (-1, dim)).split((heads + kv_heads, kv_heads), dim=2)
-        both = self.by_head(both) if self.by_head else both
+        both = self.head_norm(both) if self.head_norm else both
         both = (rotated(both, cos, sin) if self.rotary else both).transpose(1, 2)
         query, key = (both.contiguous() if by_head else both).split((heads, kv_heads), dim=1)
         return x, query, key, value.transpose(1, 2)
@@ -298,7 +301,7 @@ def _layer_of(layer: Any, family: Family, config: Any) -> Layer:
     behind = not hasattr(layer, "input_layernorm")  # OLMo 2 norms what attention and MLP give, not what they take
     after = _norm_of(layer, "post_attention_layernorm", family)
     q_norm, k_norm = (_norm_of(attention, name, family) for name in ("q_norm", "k_norm"))
-    by_head = _of_heads(attention.head_dim, heads, q_norm, kv_heads, k_norm)
+    head_norm = _of_heads(attention.head_dim, heads, q_norm, kv_heads, k_norm)
     return Layer(
         heads=(heads, kv_heads, kv_heads),
         rotary=bool(getattr(attention, "use_rope", True)),
@@ -310,9 +313,9 @@ def _layer_of(layer: Any, family: Family, config: Any) -> Layer:
         down=_joined(mlp, ("down_proj",)),
         act=ACT2FN[config.hidden_act],
         before=_norm_of(layer, "input_layernorm", family),
-        q_norm=None if by_head else q_norm,
-        k_norm=None if by_head else k_norm,
-        by_head=by_head,
+        q_norm=None if head_norm else q_norm,
+        k_norm=None if head_norm else k_norm,
+        head_norm=head_norm,
         after=after if behind else None,
         before_mlp=None if behind else after,
         after_mlp=_norm_of(layer, "post_feedforward_layernorm", family),
