@@ -1,4 +1,4 @@
-"""What is installed: bounds, extras that say their name when they are missing, licences, settings of the jobs."""
+"""What is installed: extras that say their name when they are missing, licences, settings of the jobs."""
 
 import ast
 import re
@@ -17,10 +17,6 @@ from refimpl.core.extras import EXTRA_OF, missing_extra
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-sys.path.insert(0, str(ROOT / "tools"))
-
-from bounds import floors, torch_pin  # noqa: E402
-
 WITHOUT = """
 import runpy, sys
 class Missing:
@@ -77,17 +73,6 @@ def test_every_library_is_in_the_extra_that_its_message_names():
             any(re.split(r"[\[>]", text)[0].lower() == distribution for text in extras[extra])
             or library == "distributed"
         )
-
-
-def test_bounds_are_what_the_lowest_environment_gets():
-    found = floors(PROJECT)
-    assert "transformers==5.17" in found
-    assert "tokenizers==0.23.1" in found  # what transformers 5.17 asks for, as of its metadata
-    assert "safetensors==0.8" in found
-    assert not any(pin.startswith(("torch==", "raggedspec")) for pin in found)
-    assert re.fullmatch(r"torch==[\d.]+", torch_pin())
-    with pytest.raises(ValueError, match="write NAME>=VERSION"):
-        floors({"name": "x", "dependencies": ["numpy<2"]})
 
 
 def test_the_version_of_the_package_is_that_which_is_cited_and_whose_changes_are_told():
