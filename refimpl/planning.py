@@ -1,7 +1,7 @@
 """Settings that fit into a memory budget, and what was given up for them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,14 +14,14 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.core.keywords import Settings
 from refimpl.core.request import Request
-from refimpl.core.sequence import Sequence
-from refimpl.decoding.dry_run import DryRun, Footprint, TooManyBytes
+from refimpl.decoding.dry_run import DryRun, Footprint
 from refimpl.decoding.memory import GIB
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed, prepare
 
 CHECKS: CheckLevel = "host"  # of the runs that are planned: they take no memory on the device
 LOOKUPS = ("ngram", "suffix")  # drafters that need neither a draft model nor a head
+UNPLANNED = ("joint_prefill", "execution", "logprobs", "cuda_graphs", "max_model_len", "kv_memory_gib")
 MARGIN = 1.05  # over what is counted: kernels need some memory, too
 
 
@@ -56,10 +56,8 @@ def plan_memory(
     or head (``ngram`` looks drafts up), rows. Nothing of it changes greedy or coupled output. The bytes are those of
     the run's own prefill and of rounds at its end, counted on tensors without values: with the longest prompts in one
     batch, though they may never meet, without shared prefixes, and with all drafts that the draft budget can let
-    through: those of `capacity` are limited for the whole round, other budgets may cut none. A budget that reads the
-    draft's probabilities keeps its drafter.
-    What kernels need for themselves is not counted, but 5 % is left for it. Bytes are always those of a run with
-    ``checks="host"``, which the plan's settings say unless other checks are asked for: what those take comes on top.
+    through. A budget that reads the draft's probabilities keeps its drafter. What kernels need for themselves is not
+    counted, but 5 % is left for it; nor is what checks take, which are ``"host"`` unless others are asked for.
 
     Raises:
         InputError: impossible settings or prompts, settings that are not planned, or a budget that nothing fits into.
@@ -67,55 +65,33 @@ def plan_memory(
     right = isinstance(budget_gib, Real) and not isinstance(budget_gib, bool) and 0 < budget_gib * GIB < math.inf
     require(right, f"the budget must be a finite number of GiB above 0, not {shown(budget_gib)}")
     config, budget, prompts = make_config(**settings), int(budget_gib * GIB), listed(prompts)
-    _require_plannable(config)
-    _require_no_own_drafts(prompts)
-    work = _Work(pair, prepare(pair, prompts, config, max_prompt_tokens))
+    _require_plannable(config, prompts)
+    sequences = prepare(pair, prompts, config, max_prompt_tokens)
     for wish in _wishes(config):
-        if footprint := work.within(_with(config, wish), budget):
+        run = DryRun(pair, _with(config, wish), sequences)
+        if MARGIN * run.stored_bytes() <= budget and MARGIN * (footprint := run.footprint()).total_bytes <= budget:
             asked = settings if max_prompt_tokens is None else {"max_prompt_tokens": max_prompt_tokens, **settings}
-            return MemoryPlan(budget, _settings(asked, wish), footprint, _gave_up(config, wish))
-    need = _rounded_up(MARGIN * work.footprint(_with(config, wish)).total_bytes / GIB)
-    least = f"even {wish.method}, one row and drafter {wish.drafter!r} need {need:g} GiB"
-    raise InputError(f"nothing fits into {budget_gib:g} GiB: {least}")
+            return MemoryPlan(budget, {"checks": CHECKS, **asked, **wish._asdict()}, footprint, _gave_up(config, wish))
+    least = f"even {wish.method}, one row and drafter {wish.drafter!r} need about"
+    need = MARGIN * run.footprint().total_bytes / GIB
+    raise InputError(f"nothing fits into {budget_gib:g} GiB: {least} {need:.3g} GiB")
 
 
-def _rounded_up(number: float) -> float:
-    """To three digits."""
-    unit = 10 ** (math.floor(math.log10(number)) - 2)
-    return math.ceil(number / unit) * unit
-
-
-def _require_plannable(config: DecodeConfig) -> None:
+def _require_plannable(config: DecodeConfig, prompts: Seq[Prompt]) -> None:
     """Raise InputError for what a plan cannot count, or cannot choose beside."""
-    method = config.resolved_method
-    for planned, otherwise in (
-        (
-            method.layout in UNMOVED_LAYOUTS,
-            f"{config.method} is not planned: only inplace and paged are, whose rows stay where they are",
-        ),
-        (
-            config.resolved_token_budget is None,
-            f"{config.method} caches prompts in chunks, whose memory is not planned: choose another scheduler",
-        ),
-        (not config.joint_prefill, "passes that cache prompts beside drafts are not planned: leave joint_prefill out"),
-        (config.execution == "serial", "what two cohorts take together is not planned: choose execution 'serial'"),
-        (config.logprobs is None, "copies of logits for log-probabilities are not planned: leave logprobs out"),
-        (not config.cuda_graphs, "what recorded rounds keep is not planned: leave cuda_graphs out"),
-        (
-            config.max_model_len is None,
-            "requests that come later are not planned: give prompts as long as theirs, and leave max_model_len out",
-        ),
-        (config.kv_memory_gib is None, "the budget bounds K/V, too: leave kv_memory_gib out"),
-    ):
-        require(planned, otherwise)
-
-
-def _require_no_own_drafts(prompts: Seq[Prompt]) -> None:
-    for place, prompt in enumerate(prompts):
-        own = prompt.num_speculative_tokens if isinstance(prompt, Request) else None
+    require(
+        config.resolved_method.layout in UNMOVED_LAYOUTS and config.resolved_token_budget is None,
+        f"{config.method} is not planned: choose inplace or paged, whose rows stay where they are, and a scheduler "
+        "that caches prompts whole",
+    )
+    for name in UNPLANNED:
         require(
-            own is None, f"prompt {place} has its own num_speculative_tokens, which a plan cannot lower: leave it out"
+            getattr(config, name) == getattr(DecodeConfig(), name), f"what {name} takes is not planned: leave it out"
         )
+    own = [p for p in prompts if isinstance(p, Request) and p.num_speculative_tokens is not None]
+    require(
+        not own, "num_speculative_tokens of a prompt's own, which a plan cannot lower, is not planned: leave it out"
+    )
 
 
 class Wish(NamedTuple):
@@ -158,10 +134,6 @@ def _with(config: DecodeConfig, wish: Wish) -> DecodeConfig:
     )
 
 
-def _settings(asked: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
-    return {"checks": CHECKS, **asked, **wish._asdict()}
-
-
 def _gave_up(config: DecodeConfig, wish: Wish) -> tuple[str, ...]:
     rows, drafts = config.resolved_batch_size, config.num_speculative_tokens
     in_blocks = wish.method != config.method
@@ -172,51 +144,3 @@ def _gave_up(config: DecodeConfig, wish: Wish) -> tuple[str, ...]:
         (f"rows: {wish.batch_size} instead of {rows}", wish.batch_size < rows),
     ]
     return tuple(line for line, given_up in lines if given_up)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What is to be decoded.
-
-    Attributes:
-        pair: the models.
-        sequences: of all prompts.
-    """
-
-    pair: Pair
-    sequences: Seq[Sequence]
-
-    def within(self, config: DecodeConfig, budget_bytes: int) -> Footprint | None:
-        """Peak of a run, if it stays within a budget; what exceeds it is counted no further."""
-        if MARGIN * DryRun(self.pair, config).stored_bytes(self._at_begin(config)) > budget_bytes:
-            return None
-        try:
-            footprint = self.footprint(config, math.ceil(budget_bytes / MARGIN))
-        except TooManyBytes:
-            return None
-        return footprint if MARGIN * footprint.total_bytes <= budget_bytes else None
-
-    def footprint(self, config: DecodeConfig, most_bytes: float = math.inf) -> Footprint:
-        """Peak of a run; raises TooManyBytes above `most_bytes`."""
-        return DryRun(self.pair, config).footprint(self._at_begin(config), self._at_end(config), most_bytes)
-
-    def _at_begin(self, config: DecodeConfig) -> list[Sequence]:
-        """All sequences, the longest prompt first."""
-        return [_copy(row, row.seq_len, config) for row in sorted(self.sequences, key=lambda s: -s.seq_len)]
-
-    def _at_end(self, config: DecodeConfig) -> list[Sequence]:
-        """All sequences, the longest at its end first, each so long that a round with all drafts reaches that end."""
-        drafts = min(config.num_speculative_tokens, max(s.max_new_tokens for s in self.sequences) - 1)
-        longest = sorted(self.sequences, key=lambda s: -s.most_tokens)
-        return [_copy(row, max(1, row.most_tokens - drafts - 1), config) for row in longest]
-
-
-def _copy(row: Sequence, seq_len: int, config: DecodeConfig) -> Sequence:
-    """A sequence of so many tokens, whatever they are, that ends as long as another."""
-    return Sequence(
-        row.index,
-        row.token_ids[:1] * seq_len,
-        row.most_tokens - seq_len,
-        config.num_speculative_tokens,
-        sequence_id=row.sequence_id,
-    )

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from refimpl.commands.options import (
@@ -25,7 +26,7 @@ app = typer.Typer()
 MIB = 1 << 20
 
 
-@command(app, "memory-plan --budget 0.06", "memory-plan --budget 0.05 --limit 8 --measure --json")
+@command(app, "memory-plan --budget 0.12", "memory-plan --budget 0.1 --limit 8 --measure --json")
 def memory_plan(
     *,
     models: PairOptions,
@@ -40,6 +41,8 @@ def memory_plan(
     output: ReportOptions,
 ) -> None:
     """Choose layout, rows, drafts and drafter that fit into a memory budget, and say what was given up."""
+    from refimpl.bench.memory import peak_bytes
+    from refimpl.generation import generate
     from refimpl.planning import plan_memory
 
     require(not measure or models.device == "cpu", "--measure reads the CPU's allocator: leave it out, or use cpu")
@@ -48,34 +51,26 @@ def memory_plan(
     asked = decoding.settings() | method.settings() | parse_settings(set_ or [])
     asked |= {"num_speculative_tokens": num_speculative_tokens, "max_new_tokens": max_new_tokens}
     plan = plan_memory(pair, texts, budget_gib=budget, max_prompt_tokens=prompts.max_prompt_tokens, **asked)
-    rows: dict[str, Any] = {"plan": asdict(plan) | {"total_bytes": plan.footprint.total_bytes}}
+    found: dict[str, Any] = {"plan": asdict(plan) | {"total_bytes": plan.footprint.total_bytes}}
     if measure:
-        rows["measured_bytes"] = plan.footprint.weights_bytes + _measured(pair, texts, plan.settings)
-    report = write_report(output.output, rows, pair.device, {"pair": pair.name, "prompts": len(texts)})
-    _print_table(report, output.json_)
+        found["measured_bytes"] = plan.footprint.weights_bytes + peak_bytes(
+            lambda: generate(pair, texts, **plan.settings)
+        )
+    report = write_report(output.output, found, pair.device, {"pair": pair.name, "prompts": len(texts)})
+    _print_table(report, console_for_tables(json_=output.json_))
     output.print(report)
 
 
-def _measured(pair: Any, texts: list, settings: dict[str, Any]) -> int:
-    """Peak of the run itself, weights not included."""
-    from refimpl.bench.memory import peak_bytes
-    from refimpl.generation import generate
-
-    return peak_bytes(lambda: generate(pair, texts, **settings))
-
-
-def _print_table(report: dict[str, Any], json_: bool) -> None:
-    plan, console = report["plan"], console_for_tables(json_=json_)
-    settings = plan["settings"]
+def _print_table(report: dict[str, Any], console: Console) -> None:
+    plan, settings = report["plan"], report["plan"]["settings"]
     drafts = counted(settings["num_speculative_tokens"], "draft")
     chosen = f"{settings['method']}, batch size {settings['batch_size']}, {drafts}, drafter {settings['drafter']}"
     console.print(chosen, highlight=False)
     table = Table("", "MiB at the peak")
-    lines = {name.removesuffix("_bytes"): size for name, size in plan["footprint"].items()}
-    lines |= {"total": plan["total_bytes"], "budget": plan["budget_bytes"]}
-    lines |= {"measured": report["measured_bytes"]} if "measured_bytes" in report else {}
-    for name, size in lines.items():
-        table.add_row(name, f"{size / MIB:.2f}")
+    sizes = plan["footprint"] | {name: plan[name] for name in ("total_bytes", "budget_bytes")}
+    for name, size in (sizes | {"measured_bytes": report.get("measured_bytes")}).items():
+        if size is not None:
+            table.add_row(name.removesuffix("_bytes"), f"{size / MIB:.2f}")
     console.print(table)
     for line in ["given up:"] * bool(plan["gave_up"]) + [f"  {line}" for line in plan["gave_up"]]:
         console.print(line, highlight=False)

@@ -1,12 +1,12 @@
 """Bytes that a run needs at its peak, counted on tensors without values: its own passes, of its largest shapes."""
 
-import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.drafters import Drafter, HybridDrafter, LookupDrafter
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.passes import EagerPasses
-from refimpl.drafting.budgets import CapacityBudget, make_budget
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.head import RegressiveHead
 from refimpl.placement import pays_to_pack
@@ -48,16 +47,6 @@ class Footprint:
         return self.weights_bytes + self.kv_bytes + self.logits_bytes + self.activation_bytes
 
 
-class _Storage(NamedTuple):
-    alive: StorageWeakRef
-    num_bytes: int
-    is_logits: bool
-
-
-class TooManyBytes(Exception):  # noqa: N818 (an answer, not an error)
-    """More are in use than a run may take."""
-
-
 class StorageCounter(TorchDispatchMode):
     """Counts the bytes of all tensors that operations have made and that are still in use; memory inside of a kernel is
     not seen.
@@ -70,14 +59,13 @@ class StorageCounter(TorchDispatchMode):
 
     Attributes:
         peak: most bytes at a time, and how many of them were of logits and distributions.
-        most_bytes: that may be in use: an operation that needs more ends the run with `TooManyBytes`.
     """
 
     def __init__(self, widths: Collection[int], apart: Seq[Tensor]):
         super().__init__()
         self._widths, self._apart = widths, {StorageWeakRef(t.untyped_storage()).cdata for t in apart}
-        self._live: dict[int, _Storage] = {}
-        self.peak, self.most_bytes = (0, 0), math.inf
+        self._live: dict[int, tuple[StorageWeakRef, int, int]] = {}  # its bytes, and those of logits
+        self.peak = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, then count."""
@@ -86,20 +74,16 @@ class StorageCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
             self._note(tensor)
-        self._live = {key: entry for key, entry in self._live.items() if not entry.alive.expired()}
-        live = self._live.values()
-        now = sum([s.num_bytes for s in live]), sum([s.num_bytes for s in live if s.is_logits])
-        self.peak = max(self.peak, now)
-        if now[0] > self.most_bytes:
-            raise TooManyBytes
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+        self.peak = max(self.peak, (sum([e[1] for e in self._live.values()]), sum([e[2] for e in self._live.values()])))
         return result
 
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        reference = StorageWeakRef(storage)
+        reference, size = StorageWeakRef(storage), storage.nbytes()
         if reference.cdata not in self._apart and reference.cdata not in self._live:
             is_logits = tensor.dim() > 1 and tensor.shape[-1] in self._widths
-            self._live[reference.cdata] = _Storage(reference, storage.nbytes(), is_logits)
+            self._live[reference.cdata] = reference, size, size * is_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +93,31 @@ class DryRun:
     Attributes:
         pair: the models; their weights are only looked at.
         config: settings of the run.
+        sequences: all of the run, before anything is cached.
     """
 
     pair: Pair
     config: DecodeConfig
+    sequences: Seq[Sequence]
 
-    def footprint(self, at_begin: Seq[Sequence], at_end: Seq[Sequence], most_bytes: float = math.inf) -> Footprint:
-        """Peak of a prefill of a batch, and of rounds of a batch that verify as many drafts as they have room for.
-
-        Args:
-            at_begin: all sequences before anything is cached; the first ones are prefilled together.
-            at_end: the same with room for one more round; the first ones run it together.
-            most_bytes: that the run may take.
-
-        Raises:
-            TooManyBytes: it takes more. Seen at the first operation that does, which is often an early one.
-        """
+    def footprint(self) -> Footprint:
+        """Peak of the longest prefill, and of rounds at the end that verify as many drafts as they have room for."""
         with self._counting() as (prefill, weights_bytes):
-            prefill.most_bytes = most_bytes - weights_bytes
-            engine = self._engine(at_begin)
+            engine = self._at_begin()
             engine.admit()
             kv_bytes = engine.kv_bytes
         with self._counting() as (last_round, _):
-            engine = self._engine(at_end)
+            engine = self._at_end()
             engine.admit()
-            last_round.peak = (0, 0)  # that prefill is longer than any of the run
-            last_round.most_bytes = prefill.most_bytes
-            self._run_passes(engine, {row.index: row.seq_len - 1 for row in at_begin})
+            last_round.peak = 0, 0  # that prefill is longer than any of the run
+            self._run_passes(engine)
         peak, logits_bytes = max(prefill.peak, last_round.peak)
         return Footprint(weights_bytes, kv_bytes, logits_bytes, peak - kv_bytes - logits_bytes)
 
-    def stored_bytes(self, sequences: Seq[Sequence]) -> int:
+    def stored_bytes(self) -> int:
         """Weights and K/V alone."""
         with self._counting() as (_, weights_bytes):
-            return weights_bytes + self._engine(sequences).kv_bytes
+            return weights_bytes + self._at_begin().kv_bytes
 
     @contextmanager
     def _counting(self) -> Iterator[tuple[StorageCounter, int]]:
@@ -155,69 +130,74 @@ class DryRun:
                 copied = sum(model.layers.copied_bytes for model in _models(self.pair, self.config))
                 yield counter, sum(sizes.values()) + copied
 
-    def _engine(self, sequences: Seq[Sequence]) -> Engine:
-        """An engine of the first batch, built for all."""
-        rows = self.config.resolved_batch_size
-        return Engine(self.pair, sequences[:rows], self.config, expected=sequences[rows:])
+    def _at_begin(self) -> Engine:
+        """An engine whose first batch has the longest prompts."""
+        return self._engine([(row, row.seq_len) for row in sorted(self.sequences, key=lambda s: -s.seq_len)])
 
-    def _run_passes(self, engine: Engine, prefilled: Mapping[int, int]) -> None:
+    def _at_end(self) -> Engine:
+        """An engine whose first batch has the rows that end longest, just before a round with all their drafts."""
+        left = 1 + min(self.config.num_speculative_tokens, max(s.max_new_tokens for s in self.sequences) - 1)
+        longest = sorted(self.sequences, key=lambda s: -s.most_tokens)
+        return self._engine([(row, max(1, row.most_tokens - left)) for row in longest])
+
+    def _engine(self, rows: Seq[tuple[Sequence, int]]) -> Engine:
+        """An engine of the first batch, built for all: rows of so many tokens, whatever they are."""
+        k, first = self.config.num_speculative_tokens, self.config.resolved_batch_size
+        copies = [
+            Sequence(row.index, row.token_ids[:1] * length, row.most_tokens - length, k, sequence_id=row.sequence_id)
+            for row, length in rows
+        ]
+        return Engine(self.pair, copies[:first], self.config, expected=copies[first:])
+
+    def _run_passes(self, engine: Engine) -> None:
         """Those of rounds in a rectangle and packed, up to the decisions, which have no values either.
 
-        A draft that sits out rounds has cached no more than was `prefilled`. The first round of a head shows it states,
-        and has no drafts.
+        A hybrid's draft that sat rounds out has cached its prompt alone. The first round of a head shows it states, and
+        has no drafts.
         """
         plan, _ = engine.scheduler.choose()
         members, passes = sorted(plan.members, key=attrgetter("slot")), engine.context.passes
         assert isinstance(passes, EagerPasses)
         passes, limits = replace(passes, drafter=_willing(passes.drafter)), [m.draft_limit for m in members]
         if isinstance(passes.drafter, HybridDrafter):
+            prompts = {row.index: row.seq_len - 1 for row in self.sequences}
             for member in members:
-                member.draft_cached = min(prefilled[member.index], member.seq_len - 1)
+                member.draft_cached = min(prompts[member.index], member.seq_len - 1)
         if states := passes.drafter.states:
             passes.run(members, limits)
             states.commit(members, [1] * len(members))
-        budget = make_budget(self.config.drafting)
-        capacity = budget.capacity if isinstance(budget, CapacityBudget) else None
-        for drafts in (limits, _ragged(limits, math.inf if capacity is None else capacity)):
+        for drafts in (limits, _ragged(limits)):
             passes.run(members, drafts).decision.table()
 
 
 def _willing(drafter: Drafter) -> Drafter:
     """The same where it makes as many drafts as it is asked for, with its draft if it has one."""
     if isinstance(drafter, HybridDrafter):
-        return replace(drafter, lookup=LookupDrafter(_Nothing))
-    return LookupDrafter(_Anything) if isinstance(drafter, LookupDrafter) else drafter
+        return replace(drafter, lookup=LookupDrafter(partial(_Index, 0)))
+    return LookupDrafter(partial(_Index, 1)) if isinstance(drafter, LookupDrafter) else drafter
 
 
-def _ragged(limits: Seq[int], capacity: float) -> list[int]:
-    """No drafts for as many rows as it takes to leave the pads of their pass out, and to verify those of the others."""
+def _ragged(limits: Seq[int]) -> list[int]:
+    """No drafts for as many rows as it takes to leave the pads of their pass out."""
     drafts = list(limits)
     for row in range(1, len(drafts)):
-        if sum(drafts) > capacity or not pays_to_pack([n + 1 for n in drafts], max(drafts) + 1):
+        if not pays_to_pack([n + 1 for n in drafts], max(drafts) + 1):
             drafts[-row] = 0
     return drafts
 
 
-class _Nothing:
-    """An index that finds no drafts."""
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Finds all the drafts that it is asked for, or none."""
 
-    def read(self, token_ids: Seq[int]) -> None:
-        """Nothing."""
-
-    def propose(self, limit: int) -> list[int]:
-        """No tokens."""
-        return []
-
-
-class _Anything:
-    """An index that finds as many drafts as it is asked for."""
+    finds: int
 
     def read(self, token_ids: Seq[int]) -> None:
         """Nothing."""
 
     def propose(self, limit: int) -> list[int]:
         """Any tokens."""
-        return [0] * limit
+        return [0] * (self.finds * limit)
 
 
 def _models(pair: Pair, config: DecodeConfig) -> list[HuggingFaceLM]:

@@ -14,7 +14,6 @@ from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.memory import pool_gib
 from refimpl.models.table_model import table_pair
-from refimpl.planning import plan_memory
 from refimpl.scheduling import ContinuousScheduler, SchedulingOptions, make_scheduler
 from refimpl.scheduling.base import JOINT_TOKENS
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
@@ -179,11 +178,6 @@ def test_what_of_a_prompt_is_left_to_rounds(name, apart):
 def test_settings_that_cannot_have_it(llama, settings, message):
     with pytest.raises(InputError, match=message):
         generate(llama, [[1]], **{"joint_prefill": True} | settings)
-
-
-def test_it_is_not_planned(llama):
-    with pytest.raises(InputError, match="are not planned: leave joint_prefill out"):
-        plan_memory(llama, [[1, 2]], budget_gib=1, joint_prefill=True)
 
 
 def test_all_methods_are_those_that_can_have_it(llama):
