@@ -1,5 +1,7 @@
 """Tables of commands say what their columns mean."""
 
+from rich.console import Console
+
 from refimpl.commands import decode, judge, memory
 from refimpl.core.stats import RunStats
 from refimpl.judging.equivalence import Comparison, MethodReport, VerifyReport
@@ -25,10 +27,10 @@ def test_columns_of_tie_or_bug_are_explained(capsys):
 def test_a_plan_begins_with_one_line_and_lists_what_was_given_up(capsys):
     settings = {"method": "paged", "batch_size": 4, "num_speculative_tokens": 1, "drafter": "ngram"}
     plan = {"settings": settings, "footprint": {"kv_bytes": 3 << 20}, "total_bytes": 3 << 20, "budget_bytes": 4 << 20}
-    memory._print_table({"plan": plan | {"gave_up": ("rows: 4 instead of 16",)}}, json_=False)
+    memory._print_table({"plan": plan | {"gave_up": ("rows: 4 instead of 16",)}}, Console(width=80))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "paged, batch size 4, 1 draft, drafter ngram"
     assert "MiB at the peak" in lines[2]
     assert lines[-2:] == ["given up:", "  rows: 4 instead of 16"]
-    memory._print_table({"plan": plan | {"gave_up": ()}}, json_=False)
+    memory._print_table({"plan": plan | {"gave_up": ()}}, Console(width=80))
     assert "given up" not in capsys.readouterr().out

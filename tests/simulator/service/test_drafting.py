@@ -137,7 +137,7 @@ def test_a_server_without_a_draft_is_the_same_however_it_is_said(method):
     assert bare.equals(lookup)
     loaded = simulate(made.but({"cost.draft": "qwen3-0.6b"}), 1)
     if method == "paged":
-        assert loaded["cache_hit_rate"] < bare["cache_hit_rate"]  # blocks that a loaded draft lacks cannot be shared
+        assert loaded["cache_hit_rate"] == bare["cache_hit_rate"]  # a draft that never runs holds no block back
     assert loaded["grouping_rate"] == bare["grouping_rate"]  # a draft that rests tells no rows of equal length apart
 
 
