@@ -305,8 +305,8 @@ def _layer_of(layer: Any, family: Family, config: Any) -> Layer:
     return Layer(
         heads=(heads, kv_heads, kv_heads),
         rotary=bool(getattr(attention, "use_rope", True)),
-        scaling=attention.scaling,
-        factor=getattr(layer, "residual_multiplier", 1),
+        scaling=float(attention.scaling),
+        factor=float(getattr(layer, "residual_multiplier", 1)),
         qkv=_joined(attention, ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")),
         out=_joined(attention, ("o_proj",)),
         gate_up=_joined(mlp, ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")),
