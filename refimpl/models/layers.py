@@ -7,9 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from refimpl.core.engine_settings import LayersName
-from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.core.errors import InputError
+from refimpl.models.checks import LONGEST_REASON
 from refimpl.models.lean import LeanLayers
 from refimpl.models.lean_trial import Run, allowed_error
+from refimpl.models.varlen import NotOfferedError
 
 MOST_PACKED_BYTES = 1 << 30  # of weights that are copied without being asked for
 
@@ -52,27 +54,30 @@ def choose_layers(wanted: LayersName, own: Run, model: PreTrainedModel, error_of
     Raises:
         InputError: lean layers were asked for and cannot be had.
     """
-    name, about = (wanted, "") if wanted != "auto" else _best_for(model)
-    if name == "transformers":
-        return Layers(own, name, about)
-    try:
-        lean = LeanLayers(model, name)
-        error = error_of(lean)
-        if not error <= allowed_error(model.dtype):
-            raise UnsupportedModelError(f"the numbers of {name} layers are off by {error:.1g}")
-    except UnsupportedModelError as reason:
-        if wanted != "auto":
-            raise InputError(f"layers cannot be {wanted}: {reason}") from None
-        return Layers(own, "transformers", str(reason))
-    return Layers(lean, name, "equal bits" if error == 0 else f"within {error:.1g} of transformers'")
+    if wanted == "transformers":
+        return Layers(own, wanted, "")
+    if wanted == "auto" and model.dtype == torch.float64:
+        return Layers(own, "transformers", "in float64, norms are rounded to float32")
+    reasons = []
+    for name in _best_first(model) if wanted == "auto" else [wanted]:
+        try:
+            lean = LeanLayers(model, name)
+            error = error_of(lean)
+            if not error <= allowed_error(model.dtype):
+                raise NotOfferedError(f"its numbers are off by {error:.1g}")
+        except Exception as reason:  # a compiler that is missing, or whatever a checkpoint has that its class has not
+            reasons.append(" ".join(str(reason).split())[:LONGEST_REASON])
+            continue
+        return Layers(lean, name, "equal bits" if error == 0 else f"within {error:.1g} of transformers'")
+    if wanted != "auto":
+        raise InputError(f"layers cannot be {wanted}: {reasons[0]}")
+    return Layers(own, "transformers", reasons[-1])
 
 
-def _best_for(model: PreTrainedModel) -> tuple[LayersName, str]:
-    """The fastest that is tried on this device, and why where it is none."""
-    if model.dtype == torch.float64:
-        return "transformers", "in float64, norms are rounded to float32"
+def _best_first(model: PreTrainedModel) -> list[LayersName]:
+    """What is tried on this device, the fastest first."""
     if model.device.type == "cuda":
-        return "compiled", ""
+        return ["compiled", "lean"]
     size = sum(parameter.nbytes for parameter in model.parameters())
     packs = model.device.type == "cpu" and model.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    return "packed" if packs and size <= MOST_PACKED_BYTES else "lean", ""
+    return ["packed", "lean"] if packs and size <= MOST_PACKED_BYTES else ["lean"]

@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from refimpl.core.engine_settings import LayersName
-from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block
 from refimpl.models.attention import additive_mask, folded_attention, packed_attention
+from refimpl.models.varlen import NotOfferedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,13 @@ class LeanLayers:
             `torch.compile`, one for all layers, with which the first passes take long and a CPU needs a C++ compiler.
 
     Raises:
-        UnsupportedModelError: another class, layers that are not plain, or no oneDNN for these numbers.
+        NotOfferedError: another class, layers that are not plain, or no oneDNN for these numbers.
     """
 
     def __init__(self, model: PreTrainedModel, kind: LayersName = "lean"):
         family = FAMILIES.get(type(model).__name__)
         if family is None or not type(model).__module__.startswith("transformers.models."):
-            raise UnsupportedModelError(f"{type(model).__name__} is none of {', '.join(FAMILIES)}")
+            raise NotOfferedError(f"{type(model).__name__} is none of {', '.join(FAMILIES)}")
         _refuse_odd_parts(model)
         self.model, self.kind, config = model, kind, model.config
         self.layers = [_layer_of(layer, family, config) for layer in model.model.layers]
@@ -235,12 +235,12 @@ class LeanLayers:
     @torch.inference_mode()
     def _pack(self) -> None:
         if self.model.device.type != "cpu" or self.model.dtype != torch.float32:
-            raise UnsupportedModelError("packed weights need float32 on a CPU")
+            raise NotOfferedError("packed weights need float32 on a CPU")
         try:
             self.layers = [layer.pack() for layer in self.layers]
             self.head = self.head.pack()
         except (AttributeError, RuntimeError) as error:
-            raise UnsupportedModelError(f"oneDNN fails here: {str(error).splitlines()[0]}") from None
+            raise NotOfferedError(f"oneDNN fails here: {str(error).splitlines()[0]}") from None
 
     @property
     def copied_bytes(self) -> int:
@@ -287,12 +287,12 @@ class LeanLayers:
 
 
 def _refuse_odd_parts(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError for layers that compute more than their weights say: quantized, hooked, adapted."""
+    """Raise NotOfferedError for layers that compute more than their weights say: quantized, hooked, adapted."""
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-            raise UnsupportedModelError(f"{name or 'the model'} has hooks, or a forward pass of its own")
+            raise NotOfferedError(f"{name or 'the model'} has hooks, or a forward pass of its own")
         if isinstance(module, nn.Linear) and (type(module) is not nn.Linear or type(module.weight) is not nn.Parameter):
-            raise UnsupportedModelError(f"{name} is no plain linear layer")
+            raise NotOfferedError(f"{name} is no plain linear layer")
 
 
 def _layer_of(layer: Any, family: Family, config: Any) -> Layer:
@@ -348,20 +348,17 @@ def _joined(owner: nn.Module, names: tuple[str, ...]) -> Linear:
     sizes = [layer.out_features for layer in layers]
     for layer, rows in zip(layers, weight.split(sizes), strict=True):
         layer.weight.data = rows
-    for layer, part in zip(layers, () if bias is None else bias.split(sizes), strict=bias is not None):
-        layer.bias.data = part
+    if bias is not None:
+        for layer, part in zip(layers, bias.split(sizes), strict=True):
+            layer.bias.data = part
     return Linear(weight, bias)
 
 
 def _one_memory(parts: list[nn.Parameter]) -> Tensor:
     """Parts one after the other; without a copy where they lie so already, as when a model is driven twice."""
-    first = parts[0].detach()
-    if len(parts) == 1:
-        return first
+    first, one_storage = parts[0].detach(), len({part.untyped_storage().data_ptr() for part in parts}) == 1
     ends = [part.data_ptr() + part.nbytes for part in parts]
-    if [part.data_ptr() for part in parts[1:]] == ends[:-1] and len(
-        {p.untyped_storage().data_ptr() for p in parts}
-    ) == 1:
+    if one_storage and [part.data_ptr() for part in parts[1:]] == ends[:-1]:
         size = (sum(len(part) for part in parts), *first.shape[1:])
         return first.as_strided(size, first.stride(), first.storage_offset())
     return torch.cat([part.detach() for part in parts])

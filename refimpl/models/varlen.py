@@ -46,7 +46,7 @@ VarlenAttention = Callable[..., Any]  # torch.nn.attention.varlen.varlen_attn
 
 
 class NotOfferedError(Exception):
-    """There is no kernel for this device, or for these numbers."""
+    """There is no faster way for this device, this model or these numbers."""
 
 
 class _Numbers:

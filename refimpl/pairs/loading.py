@@ -67,7 +67,7 @@ def load_pair(
         trust_remote_code: let code that comes with a model run; off unless asked for.
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens, see `make_pair`.
-        layers: what runs the layers of both models, see `make_pair`.
+        layers: what runs the layers of both models, see `refimpl.models.layers.choose_layers`.
 
     Warns:
         VocabularyWarning, GenerationConfigWarning: the two tokenizers give many ids another meaning; see `make_pair`.

@@ -10,6 +10,15 @@ from refimpl.decoding.acceptance import Proposal, RejectionRule, rejection
 from refimpl.decoding.acceptance.rejection import next_weights
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities
 
+ZOO = (  # those of refimpl/faults that any rejection rule may have
+    "residual-forgotten",
+    "ratio-upside-down",
+    "draft-drawn-from-another-q",
+    "ratio-of-the-raw-draft",
+    "recovery-reuses-draft-noise",
+    "matches-counted-past-mismatch",
+)
+
 
 class GreedyDraft(RejectionRule):
     """The draft takes its most probable token, the ratio pretends it was drawn."""

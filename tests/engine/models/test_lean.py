@@ -159,9 +159,24 @@ def wrongly(monkeypatch, name):
 def test_wrong_layers_are_not_used(name, monkeypatch):
     wrongly(monkeypatch, name)
     auto = pair_of("LlamaForCausalLM", dtype=torch.float32, layers="auto")
-    assert auto.target.layers.describe().startswith("transformers: the numbers of packed layers are off by ")
-    with pytest.raises(InputError, match="layers cannot be lean: the numbers of lean layers are off by"):
+    assert auto.target.layers.describe().startswith("transformers: its numbers are off by ")
+    with pytest.raises(InputError, match="layers cannot be lean: its numbers are off by"):
         pair_of("LlamaForCausalLM", dtype=torch.float32)
+
+
+def test_what_fails_is_not_used_and_the_next_best_is(monkeypatch):
+    """A compiler that is missing, or oneDNN's operator; asked for by name, it is one line."""
+
+    def broken(*_, **__):
+        raise RuntimeError("no\ncompiler")
+
+    monkeypatch.setattr(lean.Linear, "pack", broken)
+    monkeypatch.setattr(torch, "compile", broken)
+    pair = pair_of("LlamaForCausalLM", dtype=torch.float32, layers="auto")
+    assert {lm.layers.name for lm in pair.models()} == {"lean"}
+    for name, reason in (("packed", "oneDNN fails here: no"), ("compiled", "no compiler")):
+        with pytest.raises(InputError, match=f"^layers cannot be {name}: {reason}$"):
+            pair_of("LlamaForCausalLM", dtype=torch.float32, layers=name)
 
 
 def test_a_family_with_wrong_roundings_is_told_in_16_bits(monkeypatch):

@@ -335,6 +335,7 @@ def test_a_broken_trace_is_one_line_and_exit_code_2(capsys, tmp_path, content):
 def test_the_module_runs_loads_no_tensor_library_and_answers_soon():
     code = (
         "import sys; from simulator import Scenario, simulate; simulate(Scenario(), 1);"
+        "from simulator.settings import tables; tables.provenance.stamp(*tables.LIBRARIES);"
         "print([m for m in ('torch', 'transformers', 'jaxtyping', 'matplotlib', 'distributed') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -196,15 +196,6 @@ def test_bad_sweeps(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_provenance_loads_no_tensor_library():
-    code = (
-        "import sys; from simulator.settings import tables; tables.provenance.stamp(*tables.LIBRARIES);"
-        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_impossible_combinations_may_be_skipped():
     spec = build_sweep(BASE, grid={"engine.window_size": [1, 2]}, skip_invalid=True)
     assert [task.settings["engine.window_size"] for task in spec.tasks] == [2]
