@@ -61,17 +61,21 @@ def choose_layers(wanted: LayersName, own: Run, model: PreTrainedModel, error_of
     reasons = []
     for name in _best_first(model) if wanted == "auto" else [wanted]:
         try:
-            lean = LeanLayers(model, name)
-            error = error_of(lean)
-            if not error <= allowed_error(model.dtype):
-                raise NotOfferedError(f"its numbers are off by {error:.1g}")
+            return _tried(model, name, error_of)
         except Exception as reason:  # a compiler that is missing, or whatever a checkpoint has that its class has not
             reasons.append(" ".join(str(reason).split())[:LONGEST_REASON])
-            continue
-        return Layers(lean, name, "equal bits" if error == 0 else f"within {error:.1g} of transformers'")
     if wanted != "auto":
         raise InputError(f"layers cannot be {wanted}: {reasons[0]}")
     return Layers(own, "transformers", reasons[-1])
+
+
+def _tried(model: PreTrainedModel, name: LayersName, error_of: Callable[[Run], float]) -> Layers:
+    """Lean layers of this name; raises an error that says why where they are not right, or cannot be had."""
+    lean = LeanLayers(model, name)
+    error = error_of(lean)
+    if not error <= allowed_error(model.dtype):
+        raise NotOfferedError(f"its numbers are off by {error:.1g}")
+    return Layers(lean, name, "equal bits" if error == 0 else f"within {error:.1g} of transformers'")
 
 
 def _best_first(model: PreTrainedModel) -> list[LayersName]:
