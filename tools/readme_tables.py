@@ -195,6 +195,20 @@ def speeds(data: Row) -> Iterable[tuple[str, str, str]]:
         yield (f"`{row['engine']}`", size, f"{row['tokens_per_s']:,.0f} ({row['ratio_to_hf_generate']:.2f}×)")
 
 
+def layers() -> str:
+    """How many times as fast as transformers' generation `inplace` is, on each kind of layers."""
+    cells = []
+    for threads in (2, 1):
+        for kind in ("transformers", "lean", "auto"):
+            data = read(f"layers/{kind}-{threads}")
+            cells += [
+                (str(row["batch_size"]), f"`{kind}`, {threads} thread{'s' * (threads > 1)}",
+                 f"{row['ratio_to_hf_generate']:.2f} ({row['tokens_per_s']:,.0f})")
+                for row in data["rows"] if row["engine"] == "inplace"
+            ]  # fmt: skip
+    return pivoted("batch", cells) + source(data["meta"], "results/layers/auto-1.json")
+
+
 PAPER = {
     "paper eqspec": "their EQSPEC, tokens/s",
     "paper exspec": "their EXSPEC, tokens/s",
@@ -521,6 +535,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trust": trust,
     "exact": exact,
     "speed-cpu": of_cells("bench-cpu-batches", "engine", speeds),
+    "layers": layers,
     "launches": of_rows("launches", {
         "a layer of": "{kind}", "transformers": "{transformers[0]}, {transformers[1]}", "lean": "{lean[0]}, {lean[1]}",
         "compiled": "{compiled[0]}, {compiled[1]}",
