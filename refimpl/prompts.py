@@ -17,8 +17,9 @@ OTHER_NAMES = {  # that other programs have for them
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), "max_new_tokens"),
     **dict.fromkeys(("stop", "stop_sequences", "stop_words"), "stop_strings"),
     **dict.fromkeys(("stop_tokens", "eos_token_id"), "stop_token_ids"),
+    "top_logprobs": "logprobs",
 }
-OF_THE_RUN = {"best_of", "temperature", "top_k", "top_p", "min_p", "logprobs"}
+OF_THE_RUN = {"best_of"}
 NEAR = 0.9  # similarity from which on a key is taken for a misspelt setting
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.core.config import DecodeConfig
-from refimpl.core.errors import InputError, shown
-from refimpl.core.request import Request, check_stops
+from refimpl.core.config import DecodeConfig, SamplingConfig
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence, StopStrings
 from refimpl.core.shown import counted
+from refimpl.core.tokens import check_stops
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 
@@ -90,15 +91,18 @@ class SequenceMaker:
         self.num_given += len(prompts)
         for place, prompt in enumerate(prompts, start=first):
             self._add(made, prompt if isinstance(prompt, Request) else Request(prompt), place)
-        if not self.config.sampling.greedy:
-            self._require_new_keys(made)
+        self._require_new_keys(self._drawn(made))
         return made
 
     def note(self, made: Seq[Prepared]) -> None:
         """These sequences belong to the run: the next ones follow them."""
         self.num_sequences += len(made)
         self._last_s = made[-1].arrival_s
-        self._keys.update((each.sequence.seed, each.sequence.sequence_id) for each in made)
+        self._keys.update((sequence.seed, sequence.sequence_id) for sequence in self._drawn(made))
+
+    def _drawn(self, made: Seq[Prepared]) -> list[Sequence]:
+        """Those whose tokens are drawn."""
+        return [each.sequence for each in made if not (each.sequence.sampling or self.config.sampling).greedy]
 
     def _add(self, made: list[Prepared], request: Request, place: int) -> None:
         """Add the samples of a request to what was made before it."""
@@ -133,11 +137,11 @@ class SequenceMaker:
             self._skipped[seed] += 1
         return index + self._skipped[seed]
 
-    def _require_new_keys(self, made: Seq[Prepared]) -> None:
-        """Raise InputError where two sequences would draw the same numbers."""
+    def _require_new_keys(self, drawn: Seq[Sequence]) -> None:
+        """Raise InputError where two sequences whose tokens are drawn would draw the same numbers."""
         taken = set[tuple[int, int]]()
-        for each in made:
-            key = each.sequence.seed, each.sequence.sequence_id
+        for sequence in drawn:
+            key = sequence.seed, sequence.sequence_id
             if key in self._keys or key in taken:
                 raise InputError(
                     f"two prompts share seed {key[0]} and sequence id {key[1]}, so their samples would be tied: "
@@ -214,6 +218,8 @@ def _sequence(
     """One sample of the request that is at that place of the caller's list."""
     max_new_tokens = request.max_new_tokens or config.max_new_tokens
     _require_that_it_fits(pair, config, place, len(token_ids), max_new_tokens)
+    few = (request.logprobs or 0) <= pair.vocab_size
+    require(few, f"prompt {place} asks for {request.logprobs} logprobs of a vocabulary of {pair.vocab_size}")
     stop_token_ids = _first(request.stop_token_ids, config.stop_token_ids, pair.stop_token_ids)
     if stop_token_ids is not pair.stop_token_ids:
         check_stops(stop_token_ids, (), pair.vocab_size)
@@ -227,7 +233,24 @@ def _sequence(
         sequence_id=index if request.sequence_id is None else request.sequence_id + sample,
         seed=_first(request.seed, config.sampling.seed),
         stop_strings=_stop_strings(pair, stop_strings, place),
+        sampling=_own_sampling(request, config, place),
+        logprobs=request.logprobs,
     )
+
+
+def _own_sampling(request: Request, config: DecodeConfig, place: int) -> SamplingConfig | None:
+    """The shape of a prompt's distribution, where that is not the run's.
+
+    Raises:
+        InputError: the run cannot give a prompt another one than its own.
+    """
+    own = request.shape(config.sampling)
+    if own == config.sampling:
+        return None
+    possible = own.greedy or config.acceptance != "greedy"
+    require(possible, f"acceptance 'greedy' needs temperature 0, and prompt {place} has {own.temperature}")
+    require(not config.cuda_graphs, f"prompt {place} has sampling of its own: cuda_graphs records that of the run")
+    return own
 
 
 def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_len: int, max_new_tokens: int) -> None:

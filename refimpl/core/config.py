@@ -10,13 +10,14 @@ from refimpl.core.declared import Range, check_fields, documented, setting
 from refimpl.core.engine_settings import LAYOUTS, SCHEDULERS, EngineSettings, LayoutName, SchedulerName
 from refimpl.core.errors import InputError, did_you_mean, require, shown
 from refimpl.core.execution import check_shapes
-from refimpl.core.request import check_stops
+from refimpl.core.tokens import check_stops
 
 AcceptanceName = Literal["greedy", "rejection", "block", "coupled", "forced"]
 CheckLevel = Literal["off", "host", "device", "oracle"]
 
 ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
+MAX_LOGPROBS = 1000  # alternatives a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class DecodeConfig(EngineSettings):
     stop_strings: Seq[str] = setting((), "Stop when the generated text contains one of these.", option=("--stop",))
     logprobs: int | None = setting(
         None, "Likeliest tokens to report log-probabilities of, beside each generated token.",
-        Range(0, 1000, integer=True), none="no log-probabilities", option=(),
+        Range(0, MAX_LOGPROBS, integer=True), none="no log-probabilities", option=(),
     )  # fmt: skip
     checks: CheckLevel | None = setting(None, "Run-time checks.", none="device on a CPU, else host", option=())
     shape_stable: bool = setting(

@@ -1,14 +1,16 @@
-"""One prompt with settings of its own, and where its generation ends."""
+"""One prompt with settings of its own."""
 
 import math
-from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from refimpl.core.config import MAX_LOGPROBS, SamplingConfig
 from refimpl.core.errors import require, shown
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
+from refimpl.core.tokens import check_stops
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
 MAX_SAMPLES = 4096  # of one request
+OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # a seed is a key of a sequence, not a shape
 MAX_ARRIVAL_S = 10**9  # thirty years; more is a slip
 
 
@@ -30,6 +32,8 @@ class Request:
         arrival_s: seconds after the start of the run at which it comes, in ascending order over the prompts; until then
             nothing of it is decoded. One that is submitted to a stream comes at that moment, and may not have another.
             `autoregressive`, which decodes one prompt after the other, does not wait.
+        temperature, top_k, top_p, min_p: replace those of SamplingConfig.
+        logprobs: likeliest tokens to report log-probabilities of.
     """
 
     prompt: str | Seq[int]
@@ -41,10 +45,21 @@ class Request:
     sequence_id: int | None = None
     n: int = 1
     arrival_s: float = 0.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         use_plain_numbers(self, leave="prompt")
-        for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
+        most_drafts = MAX_SPECULATIVE_TOKENS
+        ranges = {
+            "max_new_tokens": (1, math.inf),
+            "num_speculative_tokens": (0, most_drafts),
+            "logprobs": (0, MAX_LOGPROBS),
+        }
+        for name, (low, high) in ranges.items():
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), low, high)
         require_int("n", self.n, 1, MAX_SAMPLES)
@@ -56,16 +71,13 @@ class Request:
             f"arrival_s must be a number of seconds in 0 … {MAX_ARRIVAL_S}, not {shown(self.arrival_s)}",
         )
         check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
+        self.shape(SamplingConfig())
 
+    def shape(self, usual: SamplingConfig) -> SamplingConfig:
+        """How the distribution of this prompt's tokens is shaped; what it leaves open is as usual.
 
-def check_stops(stop_token_ids: Collection[int] | None, stop_strings: Seq[str], vocab_size: float = math.inf) -> None:
-    """Raise InputError unless stop tokens are a list of ids and stop strings a list of texts, none of them empty."""
-    require(is_list(stop_strings, Collection), f"stop_strings must be a list of texts, not {shown(stop_strings)}")
-    for text in stop_strings:
-        require(isinstance(text, str), f"a stop string must be a text, not {shown(text)}")
-        require(text != "", "a stop string must not be empty")
-    if stop_token_ids is not None:
-        right = is_list(stop_token_ids, Collection)
-        require(right, f"stop_token_ids must be a list of token ids, not {shown(stop_token_ids)}")
-        for token in stop_token_ids:
-            require_int("a stop token id", token, 0, vocab_size - 1)
+        Raises:
+            InputError: a value is out of range.
+        """
+        own = {name: getattr(self, name) for name in OF_SAMPLING if getattr(self, name) is not None}
+        return replace(usual, **own) if own else usual

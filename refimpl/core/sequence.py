@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from refimpl.core import kernels
+from refimpl.core.config import SamplingConfig
 
 MOST_LAG = 2  # tokens that a draft has not cached after a round that it drafted for (INV-6)
 StopReason = Literal["stop", "length", "cancelled"]
@@ -69,6 +70,9 @@ class Sequence:
         num_speculative_tokens: drafts a round, at most.
         stop_token_ids: a generated token among these ends the sequence and is kept as its last token.
         stop_strings: end the sequence, too, and stay out of its text.
+        sampling: shape of the distribution that its tokens are drawn from, where that is not the run's; its seed does
+            not count.
+        logprobs: likeliest tokens to report log-probabilities of; None for as many as the run.
         target_cached, draft_cached: leading tokens whose K/V the model has cached; None where no model drafts.
         draft_context: positions that the draft knows; a row that is as long has no drafts any more.
         num_evaluated, num_accepted: drafts that the target has decided on, and those it accepted, at positions that
@@ -87,6 +91,8 @@ class Sequence:
     sequence_id: int = 0
     seed: int = 0
     stop_strings: StopStrings | None = None
+    sampling: SamplingConfig | None = None
+    logprobs: int | None = None
     prompt_len: int = field(init=False)
     target_cached: int = 0
     draft_cached: int | None = 0

@@ -15,7 +15,7 @@ from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowN
 from refimpl.decoding.cached import CachedModel, last_tokens
 from refimpl.decoding.drafters import Drafter, Drafts, Feed
 from refimpl.decoding.prefill import Chunks, note_chunks, packed_chunks
-from refimpl.decoding.sampling import RowKeys
+from refimpl.decoding.sampling import RowKeys, sampling_of
 from refimpl.drafting.budgets import DraftBudget
 from refimpl.layouts.packed import PackedBlock
 
@@ -61,7 +61,7 @@ def verify(
 ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
     """Run the target on the last committed token and the drafts; its logits choose k+1 tokens a row."""
     logits = feed(torch.cat([last, proposal.tokens], dim=1), -1, [proposal.tokens])
-    return rule.decide(proposal, logits, numbers), logits
+    return rule.shaped(numbers.sampling).decide(proposal, logits, numbers), logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class EagerPasses:
     def draft(self, members: Seq[Sequence], limits: list[int]) -> tuple[Drafts, RowNumbers]:
         """What each member is offered, and the numbers of a round that verifies it."""
         limits = self._budgeted(members, limits)
-        numbers = _row_numbers(members, limits, self._fresh, self.target.layout.shape.device)
+        numbers = self._row_numbers(members, limits)
         drafts = self.drafter.draft(members, limits, numbers)
         return drafts, numbers if drafts.lengths == limits else numbers.cut(drafts.lengths)
 
@@ -99,6 +99,15 @@ class EagerPasses:
         """Run the target on what was offered, and decide."""
         decision, logits = self._verify(members, drafts, numbers, chunks)
         return Verified(max(drafts.lengths), list(range(len(members))), decision, logits, drafts)
+
+    def _row_numbers(self, members: Seq[Sequence], limits: list[int]) -> RowNumbers:
+        table = [[m.seed, m.sequence_id, m.seq_len, limit] for m, limit in zip(members, limits, strict=True)]
+        device = self.target.layout.shape.device
+        seed, sequence, seq_len, limit = torch.tensor(table, dtype=torch.long, device=device).unbind(dim=1)
+        position = seq_len[:, None] + torch.arange(max(limits) + 1, device=device)
+        keys = RowKeys(seed, sequence, seq_len if self._fresh else None)
+        sampling = sampling_of([m.sampling for m in members], self.rule.sampling, device)
+        return RowNumbers(keys, position, limit, sampling)
 
     @property
     def _fresh(self) -> bool:
@@ -144,10 +153,3 @@ class EagerPasses:
         if self.drafter.states:
             block = self.drafter.states.listen(block, members)
         return self.target.forward_rows(block, counts, beside)[:, :count, : self.vocab_size]
-
-
-def _row_numbers(members: Seq[Sequence], limits: list[int], fresh: bool, device: torch.device) -> RowNumbers:
-    table = [[m.seed, m.sequence_id, m.seq_len, limit] for m, limit in zip(members, limits, strict=True)]
-    seed, sequence, seq_len, limit = torch.tensor(table, dtype=torch.long, device=device).unbind(dim=1)
-    position = seq_len[:, None] + torch.arange(max(limits) + 1, device=device)
-    return RowNumbers(RowKeys(seed, sequence, seq_len if fresh else None), position, limit)

@@ -1,7 +1,7 @@
 """One round: its passes, then what the host makes of their decision."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,8 @@ class RoundContext:
         drafter: proposes, perhaps with a model and a layout of its own.
         passes: run the models.
         checker: looks at what a round has done.
-        logprobs: alternatives to report with the log-probability of every token; None for no log-probabilities.
+        logprobs: alternatives to report with the log-probability of every token, where a row does not say; None for no
+            log-probabilities.
     """
 
     target: CachedModel
@@ -100,10 +101,12 @@ def _on_host(table: _ToHost, verified: Verified, members: Seq[Sequence], logprob
     accepted, massless, emitted = [row[0] for row in found], [row[1] for row in found], [row[2:] for row in found]
     if any(massless):
         verified.decision.rows(_host_tensor(rows, logits.device)).require_mass([m.index for m in members])
-    if logprobs is None:
+    asked = [logprobs if m.logprobs is None else m.logprobs for m in members]
+    tops = [top for top in asked if top is not None]
+    if not tops:
         return _HostDecision(accepted, emitted, None)
-    mine = logits[_host_tensor(rows, logits.device)]
-    return _HostDecision(accepted, emitted, _logprobs(mine, emitted, logprobs))
+    entries = _logprobs(logits[_host_tensor(rows, logits.device)], emitted, max(tops))
+    return _HostDecision(accepted, emitted, [_cut(row, top) for row, top in zip(entries, asked, strict=True)])
 
 
 def _logprobs(logits: Float[Tensor, "batch k1 vocab"], emitted: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
@@ -119,6 +122,11 @@ def _logprobs(logits: Float[Tensor, "batch k1 vocab"], emitted: list[list[int]],
         ]
         for row, numbers in zip(emitted, found, strict=True)
     ]
+
+
+def _cut(entries: list[TokenLogprobs], top: int | None) -> list[TokenLogprobs]:
+    """A row's entries with as many alternatives as it asks for; none where it asks for nothing."""
+    return [] if top is None else [replace(entry, top=entry.top[:top]) for entry in entries]
 
 
 def _commit(

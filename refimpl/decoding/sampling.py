@@ -6,8 +6,10 @@ bijection on 64 bits, so that keys that differ in one part never collide.
 Tokens therefore never depend on batch size, order, layout or schedule (INV-12).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from enum import IntEnum, unique
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -114,17 +116,74 @@ class RandomSource:
         return kernels.accepts(uniform(keys, position, Purpose.ACCEPT), target_probability, draft_probability)
 
 
-def probabilities(logits: Float[Tensor, "*rows vocab"], config: SamplingConfig) -> Float[Tensor, "*rows vocab"]:
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """What `SamplingConfig` says, for rows that differ in it: one value a row.
+
+    Attributes:
+        temperature, top_p, min_p: ``[batch, 1, 1]``, float64; a greedy row has temperature 1.
+        top_k: ``[batch, 1, 1]``
+        cold: rows at temperature 0 ``[batch, 1, 1]``.
+        most_k: largest top-k of a row; 0 where no row has one.
+        nucleus: whether some row has a top-p below 1.
+    """
+
+    temperature: Float[Tensor, "batch 1 1"]
+    top_p: Float[Tensor, "batch 1 1"]
+    min_p: Float[Tensor, "batch 1 1"]
+    top_k: Int[Tensor, "batch 1 1"]
+    cold: Bool[Tensor, "batch 1 1"]
+    most_k: int
+    nucleus: bool
+
+    greedy = False  # not all rows
+
+    @classmethod
+    def of(cls, rows: Seq[SamplingConfig], device: torch.device) -> "RowSampling":
+        """The settings of these rows."""
+        table = [[row.temperature or 1.0, row.top_p, row.min_p, row.top_k, row.greedy] for row in rows]
+        values = torch.tensor(table, dtype=torch.float64, device=device)[..., None, None]
+        temperature, top_p, min_p, top_k, cold = values.unbind(dim=1)
+        most_k, nucleus = max(row.top_k for row in rows), min(row.top_p for row in rows) < 1
+        return cls(temperature, top_p, min_p, top_k.long(), cold > 0, most_k, nucleus)
+
+    def rows(self, index: list[int]) -> "RowSampling":
+        """The settings of some of the rows."""
+        names = ("temperature", "top_p", "min_p", "top_k", "cold")
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
+
+
+Sampling = SamplingConfig | RowSampling
+
+
+def sampling_of(rows: Seq[SamplingConfig | None], usual: Any, device: torch.device) -> Sampling | None:
+    """What rows share, or a table of what each has; None where none has its own."""
+    if not any(rows):
+        return None
+    each = [row or usual for row in rows]
+    return each[0] if all(row == each[0] for row in each) else RowSampling.of(each, device)
+
+
+def warmed(sampling: Sampling) -> Sampling:
+    """The same, with temperature 1 in place of 0."""
+    if isinstance(sampling, RowSampling):
+        return replace(sampling, cold=torch.zeros_like(sampling.cold))
+    return replace(sampling, temperature=1.0) if sampling.greedy else sampling
+
+
+def probabilities(logits: Float[Tensor, "*rows vocab"], config: Sampling) -> Float[Tensor, "*rows vocab"]:
     """Distribution after temperature, top-k, top-p and min-p, in float64; the same for the draw and for the ratio.
 
     Order and ties follow transformers' logits warpers: top-k keeps every token as probable as the k-th, top-p keeps
     the smallest set that reaches its mass. Which of several equally probable tokens top-p keeps is open there; here
     it is the lowest ids. A mass within `TIE` of a bound has reached it, in whatever order it was added up.
     Temperature 0 puts all mass on the most probable token. A row with NaN, or whose largest logit is infinite, is NaN.
+    Rows with settings of their own are ``[batch, q]``, and each gets the numbers that it would get alone.
     """
+    if isinstance(config, RowSampling):
+        return torch.where(config.cold, _certain(logits), _filtered_by_row(logits, config))
     if config.greedy:
-        largest = logits.amax(dim=-1, keepdim=True).double()
-        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]) * (largest - largest + 1)
+        return _certain(logits)
     scaled = logits.double()
     scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / config.temperature  # ≤ 0: no temperature overflows
     if config.top_k and config.top_k < logits.shape[-1]:
@@ -132,16 +191,39 @@ def probabilities(logits: Float[Tensor, "*rows vocab"], config: SamplingConfig) 
         scaled = scaled.masked_fill(scaled < least, -torch.inf)
     mass = scaled.softmax(dim=-1)
     if config.top_p < 1:
-        mass = mass.masked_fill(_outside_nucleus(scaled, mass, config.top_p), 0)
+        mass = mass.masked_fill(_outside_nucleus(scaled, mass, (1 - TIE) * config.top_p), 0)
     if config.min_p > 0:
         mass = mass.masked_fill(mass < (1 - TIE) * config.min_p * mass.amax(dim=-1, keepdim=True), 0)
     return mass / mass.sum(dim=-1, keepdim=True)
 
 
+def _certain(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """All mass on the most probable token."""
+    largest = logits.amax(dim=-1, keepdim=True).double()
+    return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]) * (largest - largest + 1)
+
+
+def _filtered_by_row(logits: Float[Tensor, "batch q vocab"], rows: RowSampling) -> Float[Tensor, "batch q vocab"]:
+    """The same steps as for one setting, with bounds that no token is beyond where a row does without a filter."""
+    scaled = logits.double()
+    scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / rows.temperature
+    if rows.most_k:
+        best = scaled.topk(min(rows.most_k, logits.shape[-1]), dim=-1).values
+        last = (rows.top_k - 1).clamp(0, best.shape[-1] - 1).expand(*best.shape[:-1], 1)
+        least = best.gather(-1, last).masked_fill(rows.top_k == 0, -torch.inf)
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    mass = scaled.softmax(dim=-1)
+    if rows.nucleus:
+        enough = ((1 - TIE) * rows.top_p).masked_fill(rows.top_p == 1, torch.inf)
+        mass = mass.masked_fill(_outside_nucleus(scaled, mass, enough), 0)
+    mass = mass.masked_fill(mass < (1 - TIE) * rows.min_p * mass.amax(dim=-1, keepdim=True), 0)
+    return mass / mass.sum(dim=-1, keepdim=True)
+
+
 def _outside_nucleus(
-    logits: Float[Tensor, "*rows vocab"], mass: Float[Tensor, "*rows vocab"], top_p: float
+    logits: Float[Tensor, "*rows vocab"], mass: Float[Tensor, "*rows vocab"], enough: float | Float[Tensor, "batch 1 1"]
 ) -> Bool[Tensor, "*rows vocab"]:
-    """Tokens whose more probable ones already have mass ≥ top_p."""
+    """Tokens whose more probable ones already have enough mass."""
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     before = torch.nn.functional.pad(mass.gather(-1, order).cumsum(dim=-1)[..., :-1], (1, 0))
-    return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before >= (1 - TIE) * top_p)
+    return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before >= enough)

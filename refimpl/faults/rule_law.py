@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from refimpl.core.config import SamplingConfig
 from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers
 from refimpl.decoding.sampling import RowKeys
 from refimpl.oracle.autoregressive import shape_distribution
@@ -32,6 +33,7 @@ def rule_p_value(rule: AcceptanceRule, vary: KeyPart = "sequence") -> float:
         vary: the part of the key in which the rows differ; numbers that ignore it are the same in all rows.
     """
     tokens = _decode(rule, *_keys(vary))
+    assert isinstance(rule.sampling, SamplingConfig)
     laws = [shape_distribution(logits, rule.sampling) for logits in _logits("target")[:NUM_TOKENS]]
     singles = [chi_square_p_value(_counts(tokens[:, i]), law) for i, law in enumerate(laws)]
     pairs = [

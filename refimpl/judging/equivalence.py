@@ -13,6 +13,7 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.invariants import InvariantViolation
 from refimpl.core.keywords import VerifySettings
 from refimpl.core.processes import run_in_processes
+from refimpl.core.request import Request
 from refimpl.core.shown import Shown, counted
 from refimpl.core.stats import RunStats
 from refimpl.core.tokens import first_difference
@@ -194,6 +195,7 @@ def verify(
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     pair.require_plain_target()
     prompts = listed(prompts)
+    _require_comparable(prompts, given)
     references = _references(pair, prompts, runs, given, progress)
     if min(jobs, len(runs)) == 1:
         reports = [
@@ -203,6 +205,18 @@ def verify(
     else:
         reports = _run_in_processes(pair, prompts, runs, references, given, jobs, _named(progress, "methods"))
     return VerifyReport(len(references[runs[0][1]].sequences), references, reports)
+
+
+def _require_comparable(prompts: Seq[Prompt], settings: dict[str, Any]) -> None:
+    """Raise InputError for a prompt of its own temperature under a rule that keeps no tokens; `runs_to_verify` has seen
+    the run's."""
+    drawn = next((i for i, each in enumerate(prompts) if isinstance(each, Request) and each.temperature), None)
+    rule = settings.get("acceptance")
+    require(
+        drawn is None or rule not in ("rejection", "block"),
+        f"prompt {drawn} has a temperature, and acceptance {rule!r} preserves the distribution, not the tokens: "
+        "choose coupled",
+    )
 
 
 def _references(

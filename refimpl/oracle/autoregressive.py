@@ -27,13 +27,14 @@ def decode(
         feed: runs the target: ``model.fresh_row()``, or a WindowedRow.
         sequence: supplies prompt, budget, stops and keys; it is read, never changed.
         vocab_size: leading logits that count.
-        sampling: temperature 0 for greedy; else every token is drawn with the noise of its position.
+        sampling: where the sequence has none of its own; temperature 0 for greedy, else every token is drawn with the
+            noise of its position.
 
     Yields:
         (token, logits ``[vocab]`` that it was chosen from); the last token is a stop token, completes a stop
         string, or exhausts the budget.
     """
-    fed = list(sequence.token_ids[: sequence.prompt_len])
+    sampling, fed = sequence.sampling or sampling, list(sequence.token_ids[: sequence.prompt_len])
     generated: list[int] = []
     while len(generated) < sequence.max_new_tokens:
         logits = feed(fed)[:vocab_size]

@@ -54,10 +54,11 @@ def _decode(
 ) -> tuple[TokenLogprobs, ...]:
     """Decode one sequence to its end, with log-probabilities if they are requested."""
     tokens, entries = [], []
+    top = config.logprobs if sequence.logprobs is None else sequence.logprobs
     for token, logits in _timed(autoregressive.decode(feed, sequence, vocab_size, config.sampling), timer):
         tokens.append(token)
-        if config.logprobs is not None:
-            entries.append(_logprobs_of(token, logits, config.logprobs))
+        if top is not None:
+            entries.append(_logprobs_of(token, logits, top))
     sequence.stop_reason = "stop" if autoregressive.stops(sequence, tokens) else "length"
     sequence.token_ids += tokens
     return tuple(entries)

@@ -23,7 +23,7 @@ from refimpl.core.drafting import DrafterName
 from refimpl.core.engine_settings import LAYERS, LayersName
 from refimpl.core.errors import InputError, UnsupportedModelError, require, shown
 from refimpl.core.reading import is_folder
-from refimpl.core.request import check_stops
+from refimpl.core.tokens import check_stops
 from refimpl.core.values import require_bool, require_int
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import is_file, is_folder, read_mapping
-from refimpl.core.request import check_stops
+from refimpl.core.tokens import check_stops
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 ADAPTER = "adapter_config.json"

@@ -39,6 +39,7 @@ class Row:
         agreements: by offset among the generated tokens, whether the draft agrees; True beyond the end. Rows that
             begin with the same token share the script of the first of them. None: the draft has no script.
         stop_tokens: stop tokens as they are, where `stop_at` is None.
+        own: further fields of its Request, by name.
     """
 
     prompt: tuple[int, ...]
@@ -47,6 +48,7 @@ class Row:
     stop_at: int | None = None
     agreements: tuple[bool, ...] | None = ()
     stop_tokens: tuple[int, ...] = ()
+    own: tuple[tuple[str, Any], ...] = ()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -121,7 +123,8 @@ class Case:
         stops = row.stop_token_ids
         letters = tuple(Letters().decode([token]) for token in stops)
         tokens, strings = ((), letters) if self.stop_as_text else (stops, None)
-        return Request(row.prompt, row.max_new_tokens, row.k, tokens, strings, sequence_id=sequence_id)
+        own = dict(row.own)
+        return Request(row.prompt, row.max_new_tokens, row.k, tokens, strings, sequence_id=sequence_id, **own)
 
     def config(self, **overrides: Any) -> DecodeConfig:
         """Settings of the run, some of them replaced."""

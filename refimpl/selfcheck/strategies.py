@@ -76,17 +76,31 @@ def rows(draw: Any, prompt: tuple[int, ...]) -> Row:
     return Row(prompt, budget, k, stop_at, draw(agreements(budget, k)))
 
 
+OWN_SETTINGS: dict[str, st.SearchStrategy[Any]] = {  # of a request; a shrunk one has none
+    "temperature": st.sampled_from([0.0, 1.0, 0.3, 2.0]),
+    "top_k": st.sampled_from([0, 1, 4, 99]),
+    "top_p": st.sampled_from([1.0, 0.7, 0.2]),
+    "min_p": st.sampled_from([0.0, 0.5]),
+}
+
+
 @st.composite
-def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_prompts: int = 6) -> Case:
+def cases(
+    draw: Any, *, cancellations: bool = False, sampled: bool = False, own: bool = False, max_prompts: int = 6
+) -> Case:
     """Cases on the table pair.
 
     Args:
         draw: given by Hypothesis.
         cancellations: also cancel rows between rounds.
         sampled: temperature above 0 under the coupled rule, where equality still holds token for token.
+        own: rows may have settings of their own.
         max_prompts: rows at most.
     """
     members = [draw(rows(prompt)) for prompt in draw(ragged_prompts(max_prompts=max_prompts))]
+    if own:
+        settings = st.fixed_dictionaries({}, optional=OWN_SETTINGS)
+        members = [replace(row, own=tuple(draw(settings).items())) for row in members]
     batch_size = draw(st.integers(1, 4))
     extra: dict[str, Any] = {}
     if sampled:
@@ -118,16 +132,16 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
 
 
 @st.composite
-def pair_cases(draw: Any, *, sampled: bool = False, kinds: tuple[str, ...] = KINDS) -> PairCase:
+def pair_cases(draw: Any, *, sampled: bool = False, own: bool = False, kinds: tuple[str, ...] = KINDS) -> PairCase:
     """Cases on tiny random Hugging Face pairs in float64, whose drafts are right often, always or hardly ever.
 
     Args:
         draw: given by Hypothesis.
-        sampled: as for `cases`.
+        sampled, own: as for `cases`.
         kinds: architectures; a shrunk case has the first that fails. Learned positions come first, since rotary
             embeddings hide a constant shift of all positions.
     """
-    case = draw(cases(sampled=sampled, max_prompts=4))
+    case = draw(cases(sampled=sampled, own=own, max_prompts=4))
     scale = draw(st.sampled_from([1, 3]))  # tokens beyond the table model's vocabulary
     members = [replace(row, prompt=tuple(scale * token for token in row.prompt), agreements=None) for row in case.rows]
     return PairCase(

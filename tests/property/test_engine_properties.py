@@ -45,6 +45,13 @@ def test_sampled_output_equals_the_oracles_sample(case: Case) -> None:
         assert failure is None, failure
 
 
+@given(case=cases(sampled=True, own=True))
+def test_rows_with_settings_of_their_own_equal_the_oracles_sample(case: Case) -> None:
+    for check in (properties.output_equals_oracle, properties.order_does_not_matter):
+        failure = failure_of(check, case, **{"checks": "device"} if check is properties.output_equals_oracle else {})
+        assert failure is None, failure
+
+
 @given(case=cases())
 def test_passes_of_one_shape_change_no_token(case: Case) -> None:
     case = replace(case, layout="inplace")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refimpl import Request, generate
+from refimpl import InputError, Request, generate, stream
 from refimpl.core.sequence import StopStrings
 
 METHODS = ["eqspec", "exspec", "masked+fifo", "rollback", "rollback+fifo", "inplace"]
@@ -14,6 +14,9 @@ REQUESTS = [
     Request([9, 2, 6, 5], max_new_tokens=1, num_speculative_tokens=5, seed=2, sequence_id=1),
     Request([3], max_new_tokens=12, num_speculative_tokens=2, seed=3, sequence_id=4, stop_token_ids=STOPS),
     Request([5, 8, 9, 7, 9], max_new_tokens=12, num_speculative_tokens=3, seed=4, sequence_id=5, stop_token_ids=[]),
+    Request([2, 7], max_new_tokens=10, sequence_id=6, temperature=0.0, logprobs=0),
+    Request([1, 8, 2], max_new_tokens=9, sequence_id=7, temperature=1.7, top_k=9, top_p=1.0, min_p=0.1, logprobs=3),
+    Request([8, 1, 8], max_new_tokens=9, sequence_id=8, top_p=0.3),
 ]
 
 
@@ -28,10 +31,63 @@ def test_a_mixed_batch_equals_each_request_alone(llama, alone, method):
     result = generate(llama, REQUESTS, method=method, batch_size=4, checks="oracle", **SAMPLING)
     for found, expected in zip(result.sequences, alone, strict=True):
         assert (found.token_ids, found.stop_reason) == (expected.token_ids, expected.stop_reason)
+        assert len(found.logprobs) == len(expected.logprobs)
+        for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-9)
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("rollback")])
+def test_a_mixed_batch_draws_what_each_request_draws_alone(llama, method, rule):
+    settings = {"checks": "device", "acceptance": rule, **SAMPLING}
+    found = generate(llama, REQUESTS, method=method, batch_size=4, **settings).sequences
+    for sequence, request in zip(found, REQUESTS, strict=True):
+        (alone,) = generate(llama, [request], method=method, **settings).sequences
+        assert sequence.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_request_may_be_colder_or_warmer_than_the_run(llama, temperature):
+    """Under the rule that the run takes by itself, whichever that is."""
+    rows = [Request([3, 1], 12), Request([3, 1], 12, temperature=0.9), Request([3, 1], 12, temperature=0.0)]
+    wanted = [
+        generate(llama, [Request([3, 1], 12, sequence_id=i)], method="autoregressive", temperature=t, seed=5).sequences[
+            0
+        ]
+        for i, t in enumerate((temperature, 0.9, 0.0))
+    ]
+    assert wanted[1].token_ids != wanted[2].token_ids
+    for settings in ({}, {"execution": "overlapped"}, {"draft_budget": "capacity:4"}):
+        found = generate(llama, rows, temperature=temperature, seed=5, batch_size=3, **settings).sequences
+        assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
+
+
+def test_a_submitted_request_brings_its_own(llama):
+    run = stream(llama, [Request([3, 1], 12)], batch_size=2, max_model_len=64)
+    run.submit([Request([9, 2], 12, temperature=1.5, top_k=5, seed=3)])
+    list(run)
+    wanted = Request([9, 2], 12, temperature=1.5, top_k=5, seed=3, sequence_id=1)
+    assert (
+        run.result().sequences[1].token_ids == generate(llama, [wanted], method="autoregressive").sequences[0].token_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "settings", "message"),
+    [
+        ({"temperature": 1.0}, {"acceptance": "greedy"}, "needs temperature 0, and prompt 1 has 1.0"),
+        ({"top_k": 3}, {"cuda_graphs": True, "temperature": 1.0}, "prompt 1 has sampling of its own: cuda_graphs"),
+        ({"logprobs": 62}, {}, "prompt 1 asks for 62 logprobs of a vocabulary of 61"),
+    ],
+)
+def test_settings_that_a_run_cannot_give_a_request_name_it(llama, own, settings, message):
+    with pytest.raises(InputError, match=message):
+        generate(llama, [[1], Request([2], **own)], **settings)
 
 
 def test_the_mix_covers_both_ends(alone):
-    assert [s.stop_reason for s in alone] == ["length", "length", "length", "stop", "length"]
+    assert [s.stop_reason for s in alone][:5] == ["length", "length", "length", "stop", "length"]
     assert [len(s.token_ids) for s in alone][:3] == [14, 9, 1]
 
 

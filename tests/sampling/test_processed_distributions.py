@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from refimpl.core.config import SamplingConfig
-from refimpl.decoding.sampling import probabilities
+from refimpl.decoding.sampling import RowSampling, probabilities
 from refimpl.oracle.autoregressive import shape_distribution
 
 SETTINGS = [
@@ -72,6 +72,23 @@ def test_equals_the_oracle_for_any_setting_ties_included(values, config):
     torch.testing.assert_close(mass, shape_distribution(logits, config), rtol=1e-12, atol=0)
     assert float(mass.sum()) == pytest.approx(1)
     assert mass[logits.argmax()] > 0
+
+
+@given(st.lists(st.tuples(logit_lists, configs | st.just(SamplingConfig())), min_size=1, max_size=5))
+def test_a_row_of_a_mixed_batch_has_the_bits_that_it_has_alone(rows):
+    size = max(len(values) for values, _ in rows)
+    logits = torch.tensor([[values + [-9.0] * (size - len(values))] * 2 for values, _ in rows])
+    found = probabilities(logits, RowSampling.of([config for _, config in rows], logits.device))
+    for row, (_, config) in enumerate(rows):
+        assert torch.equal(found[row], probabilities(logits[row : row + 1], config)[0])
+
+
+def test_nan_spoils_its_own_row_alone_in_a_mixed_batch():
+    configs = [SamplingConfig(), SamplingConfig(temperature=2.0, top_k=1), SamplingConfig(temperature=1.0, top_p=0.5)]
+    logits = torch.tensor([[[0.0, torch.nan, 1.0]], [[0.0, 2.0, 1.0]], [[0.0, torch.inf, 1.0]]])
+    mass = probabilities(logits, RowSampling.of(configs, logits.device))
+    assert [bool(row.isnan().all()) for row in mass] == [True, False, True]
+    assert mass[1].tolist() == [[0, 1, 0]]
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.2, 0.3, 0.5, 0.7, 0.9])

@@ -1,7 +1,11 @@
 """Rejection sampling keeps the target's law: total variation exactly 0 over every branch of the real engine."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 
+from refimpl import generate
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.request import Request
 from refimpl.faults import FAULTS
@@ -44,6 +48,24 @@ def test_joint_law_when_a_waiting_row_takes_a_free_place(method):
 )
 def test_law_of_processed_distributions(method, sharpness, top_k):
     assert variation(method, fraction_pair(3, seed=3), [Request([2], 3, 2)], sharpness, top_k) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "acceptance", "temperature"),
+    [("rollback+static", "rejection", 0.5), ("masked+fifo", "rejection", 0.0), ("inplace+grouped", "block", 0.0)],
+)
+def test_joint_law_of_rows_of_different_temperatures(method, acceptance, temperature):
+    pair, rows = fraction_pair(2, seed=3), [Request([0], 2, 1), Request([1, 0], 2, 1)]
+    greedy = generate(pair, rows[1:], method="autoregressive").sequences[0].token_ids
+    second = target_law(pair, rows[1:], sharpness=2) if temperature else {(tuple(greedy),): Fraction(1)}
+    found = engine_law(
+        pair, [rows[0], replace(rows[1], temperature=temperature)], law_config(method, acceptance=acceptance)
+    )
+    assert total_variation(found, product(target_law(pair, rows[:1]), second)) == 0
+
+
+def product(first, second):
+    return {(*a, *b): p * q for a, p in first.items() for b, q in second.items()}
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "hybrid"])

@@ -6,9 +6,8 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.core.config import SamplingConfig
 from refimpl.decoding.acceptance.records import Decision, Proposal, RowNumbers
-from refimpl.decoding.sampling import RandomSource, RowKeys
+from refimpl.decoding.sampling import RandomSource, RowKeys, Sampling
 
 
 class AcceptanceRule(ABC):
@@ -27,9 +26,13 @@ class AcceptanceRule(ABC):
     keeps_tokens: ClassVar[bool] = True
     fresh_numbers: ClassVar[bool] = False
 
-    def __init__(self, sampling: SamplingConfig, source: RandomSource | None = None):
+    def __init__(self, sampling: Sampling, source: RandomSource | None = None):
         self.sampling = sampling
         self.source = source or RandomSource()
+
+    def shaped(self, sampling: Sampling | None) -> "AcceptanceRule":
+        """The rule for a round whose rows have another sampling; None for the run's."""
+        return self if sampling is None else type(self)(sampling, self.source)
 
     @abstractmethod
     def propose(

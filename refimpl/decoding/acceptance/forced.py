@@ -8,7 +8,7 @@ from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
 from refimpl.decoding.acceptance.matching import GreedyRule
 from refimpl.decoding.acceptance.records import Decision, Proposal, RowNumbers
-from refimpl.decoding.sampling import Purpose, RandomSource, uniform
+from refimpl.decoding.sampling import Purpose, RandomSource, Sampling, uniform
 
 
 class ForcedRule(GreedyRule):
@@ -21,6 +21,10 @@ class ForcedRule(GreedyRule):
     def __init__(self, sampling: SamplingConfig, lengths: tuple[float, ...], source: RandomSource | None = None):
         super().__init__(sampling, source)
         self.cumulative = torch.tensor(lengths, dtype=torch.float64).cumsum(dim=0)[:-1]
+
+    def shaped(self, sampling: Sampling | None) -> "ForcedRule":
+        """Its lengths do not depend on the sampling."""
+        return self
 
     def decide(
         self, proposal: Proposal, target_logits: Float[Tensor, "batch k1 vocab"], numbers: RowNumbers

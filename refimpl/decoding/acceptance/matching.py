@@ -9,11 +9,17 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.decoding.acceptance.base import AcceptanceRule
 from refimpl.decoding.acceptance.records import Decision, DrawnMass, Proposal, RowNumbers
-from refimpl.decoding.sampling import Purpose, RowKeys, probabilities
+from refimpl.decoding.sampling import Purpose, RowKeys, Sampling, probabilities
 
 
 class MatchingRule(AcceptanceRule):
     """The target chooses its own token at every position; drafts are accepted as long as they are the same."""
+
+    def shaped(self, sampling: Sampling | None) -> AcceptanceRule:
+        """Greedy where all rows are, else coupled."""
+        if sampling is None:
+            return self
+        return (GreedyRule if sampling.greedy else CoupledRule)(sampling, self.source)
 
     @abstractmethod
     def choose(

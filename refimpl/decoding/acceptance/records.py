@@ -1,7 +1,7 @@
 """Proposals, numbers of a round and decisions: tensors with one row for each row of the batch."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from refimpl.core.errors import InputError
 from refimpl.core.invariants import InvariantViolation
-from refimpl.decoding.sampling import RowKeys
+from refimpl.decoding.sampling import RowKeys, RowSampling, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +20,23 @@ class RowNumbers:
         keys: of the random numbers.
         position: positions that the k+1 choices fill.
         limits: drafts that a row can use.
+        sampling: shape of the rows' distributions; None for that of the run.
     """
 
     keys: RowKeys
     position: Int[Tensor, "batch k1"]
     limits: Int[Tensor, " batch"]
+    sampling: Sampling | None = None
 
     def cut(self, limits: list[int]) -> "RowNumbers":
         """The numbers of a round in which rows can use fewer drafts than these."""
         fewer = torch.tensor(limits, dtype=torch.long, device=self.limits.device)
-        return RowNumbers(self.keys, self.position[:, : max(limits) + 1], fewer)
+        return replace(self, position=self.position[:, : max(limits) + 1], limits=fewer)
 
     def rows(self, index: list[int]) -> "RowNumbers":
         """The numbers of some rows."""
-        return RowNumbers(self.keys.rows(index), self.position[index], self.limits[index])
+        sampling = self.sampling.rows(index) if isinstance(self.sampling, RowSampling) else self.sampling
+        return RowNumbers(self.keys.rows(index), self.position[index], self.limits[index], sampling)
 
 
 @dataclass(frozen=True, slots=True)

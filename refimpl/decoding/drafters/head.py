@@ -50,7 +50,7 @@ class HeadDrafter:
         device = numbers.limits.device
         if not any(limits):
             return Drafts.none(len(members), device)
-        tracker = ProposalTracker(self.budget, self.rule.sampling, limits)
+        tracker = ProposalTracker(self.budget, numbers.sampling or self.rule.sampling, limits)
         with self.timer.stage("draft"):
             chain = _Chain(self.head, self.vocab_size, self.states.of(members))
             proposal = propose(

@@ -32,6 +32,7 @@ def propose(
     Tokens that are `given` take the place of the draft's own, unless they are -1.
     """
     steps: list[Proposal] = []
+    rule = rule.shaped(numbers.sampling)
     tokens, offset = tail, -tail.shape[1]
     for step in range(numbers.position.shape[1] - 1):
         logits = feed(tokens, offset, [s.tokens for s in steps])
@@ -83,7 +84,7 @@ class ModelDrafter:
             caught_up = catch_up(self.cached, members)
         lag = max(m.draft_lag for m in members if not m.finished)
         self.cached.begin(members, span=lag + k - 1)
-        tracker = ProposalTracker(self.budget, self.rule.sampling, limits)
+        tracker = ProposalTracker(self.budget, numbers.sampling or self.rule.sampling, limits)
         with self.cached.timer.stage("draft"):
             proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, tracker)
             lengths = tracker.finish(proposal.tokens)

@@ -1,15 +1,13 @@
 """Estimates of how many drafts will be accepted, made while they are drawn."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.core.config import SamplingConfig
 from refimpl.decoding.acceptance import Proposal
-from refimpl.decoding.sampling import probabilities
+from refimpl.decoding.sampling import Sampling, probabilities, warmed
 from refimpl.drafting.budgets import DraftBudget, Score
 
 
@@ -42,9 +40,9 @@ class ProposalTracker:
         limits: drafts that each row can use.
     """
 
-    def __init__(self, budget: DraftBudget, sampling: SamplingConfig, limits: Seq[int]):
+    def __init__(self, budget: DraftBudget, sampling: Sampling, limits: Seq[int]):
         self._budget, self._limits = budget, list(limits)
-        self._shape = replace(sampling, temperature=1.0) if sampling.greedy else sampling
+        self._shape = warmed(sampling)
         self._seen: list[Tensor] = []  # distributions ``[batch, 1, vocab]``
         self.passes = 0  # of the draft
         self.survival: list[list[float]] = []  # estimates for each row's drafts, once all are drawn

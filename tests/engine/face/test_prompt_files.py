@@ -31,8 +31,10 @@ def test_prompt_files(tmp_path, name, content, message):
 
 def test_prompt_files_of_every_kind(tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_text('{"turns": ["a", "b"]}\n\n{"prompt": [1, 2]}\n{"prompt": "c", "seed": 4}\n')
-    assert read_prompts(path) == ["a", [1, 2], Request("c", seed=4)]
+    path.write_text(
+        '{"turns": ["a", "b"]}\n\n{"prompt": [1, 2]}\n{"prompt": "c", "seed": 4, "top_k": 3, "logprobs": 1}\n'
+    )
+    assert read_prompts(path) == ["a", [1, 2], Request("c", seed=4, top_k=3, logprobs=1)]
     assert read_prompts(path, turns="all", limit=2) == ["a", "b"]
 
 
@@ -44,7 +46,9 @@ def test_prompt_files_of_every_kind(tmp_path):
         ({"max_new_token": 3}, "line 1: unknown key `max_new_token`: write max_new_tokens"),
         ({"Max-New-Tokens": 3}, "line 1: unknown key `Max-New-Tokens`: write max_new_tokens"),
         ({"best_of": 2}, "line 1: `best_of` cannot be chosen for one prompt"),
-        ({"temperature": 1}, "line 1: `temperature` cannot be chosen for one prompt"),
+        ({"top_logprobs": 1}, "line 1: unknown key `top_logprobs`: write logprobs"),
+        ({"temperature": -1}, "line 1: temperature must be a number ≥ 0, not -1"),
+        ({"top_p": 0}, r"line 1: top_p must be a number in \(0, 1\], not 0"),
     ],
 )
 @pytest.mark.parametrize("prompt", [{"prompt": "a"}, {"turns": ["a", "b"]}])
