@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 from tests.shapes import check_shapes
@@ -79,3 +80,20 @@ def ragged_prompts():
     rng = random.Random(7)
     prompts = [[rng.randrange(61) for _ in range(n)] for n in (1, 1, 2, 3, 3, 9, 9, 12, 20)]
     return [*prompts, [2, 0, 2, 2, 17, 0, 0], prompts[5]]
+
+
+@pytest.fixture
+def chrome(tmp_path):
+    """A browser without a window that finds this machine alone."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not driver:
+        pytest.skip("no chromium with chromedriver is installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"
+    profile = f"--user-data-dir={tmp_path / 'chromium'}"
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", alone, profile):
+        options.add_argument(argument)
+    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as chrome:
+        yield chrome

@@ -24,7 +24,7 @@ from refimpl.commands.options import (
 )
 from refimpl.commands.reports import (
     LineOptions,
-    ReportOptions,
+    PageOptions,
     ReportPath,
     check_outputs,
     console_for_tables,
@@ -150,7 +150,7 @@ def verify(
         bool, option(ENGINE, "Run passes of one shape, and compare to the last bit.", "--bitwise")
     ] = False,
     jobs: Annotated[int, option(ENGINE, "Processes, on a CPU only; each run then has one thread.", min=1)] = 1,
-    output: ReportOptions,
+    output: PageOptions,
 ) -> None:
     """Compare every method, token by token, with one-at-a-time decoding.
 
@@ -159,21 +159,24 @@ def verify(
     """
     from refimpl.judging.equivalence import verify as run
     from refimpl.judging.method_runs import runs_to_verify
+    from refimpl.judging.pages import verify_page
+    from refimpl.viz.page import write_pages
 
     sizes = runs.sizes
     settings: dict[str, Any] = engine.settings() | sampling.settings()
     runs_to_verify(runs.methods, sizes, settings | {"shape_stable": bitwise})
     settings |= {"max_prompt_tokens": prompts.max_prompt_tokens, "jobs": jobs, "bitwise": bitwise}
-    check_outputs([output.output], [prompts.prompts])
+    check_outputs(output.files, [prompts.prompts])
     _tell_idle(sampling)
     texts = prompts.read()
     pair = models.load(drafter=engine.drafter)
     with progress_bars() as bars:
         report = run(pair, texts, methods=runs.methods, batch_sizes=sizes, progress=bars, **settings)
     written = write_report(output.output, report.as_dict(), pair.device)
+    must_be_exact = bitwise or (pair.device.type == "cpu" and pair.dtype.itemsize >= 4)
+    write_pages(verify_page(report, must_be_exact=must_be_exact), output.html, output.junit)
     _print_verify_table(report, output.json_)
     output.print(written)
-    must_be_exact = bitwise or (pair.device.type == "cpu" and pair.dtype.itemsize >= 4)
     if (must_be_exact and not report.exact) or any(row.violations for row in report.results):
         raise typer.Exit(1)
 

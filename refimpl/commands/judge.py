@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from refimpl.commands.options import EngineOptions, HeadOptions, PromptOptions, RunOptions
-from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
+from refimpl.commands.reports import PageOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.config import make_config
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.interrupts import tell
@@ -32,18 +32,20 @@ def tie_or_bug(
     runs: RunOptions = RUNS,
     engine: EngineOptions = ENGINE,
     plot: Annotated[Path | None, option(OUTPUT, "Draw a histogram of the regrets: PNG, PDF or SVG.")] = None,
-    output: ReportOptions,
+    output: PageOptions,
 ) -> None:
     """Judge 16-bit output: exact, tie (no token beyond what rounding explains) or bug. Exit code 1 for a bug."""
     from refimpl.bench.settings import plain_texts
     from refimpl.judging.method_runs import runs_to_verify
+    from refimpl.judging.pages import ties_page
     from refimpl.judging.tie_or_bug import plot_regrets
+    from refimpl.viz.page import write_pages
 
     if outputs is not None:
         _require_none_idle(runs, engine)
     settings = engine.settings()
     chosen = runs_to_verify(runs.methods, runs.sizes, settings)
-    check_outputs([plot, output.output], [prompts.prompts, outputs])
+    check_outputs([plot, *output.files], [prompts.prompts, outputs])
     if plot and plot.suffix not in PICTURES:
         raise InputError(f"--plot must end in {', '.join(PICTURES)}, not {plot.name!r}")
     foreign = None if outputs is None else read_outputs(outputs)
@@ -56,6 +58,7 @@ def tie_or_bug(
         plot_regrets(judgements, plot)
     report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
     report = write_report(output.output, report, pair.device, ran_on)
+    write_pages(ties_page(judgements), output.html, output.junit)
     _print_table(judgements, output.json_)
     output.print(report)
     if any(judgement.verdict == "bug" for judgement in judgements.values()):

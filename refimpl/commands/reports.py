@@ -27,6 +27,19 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageOptions(ReportOptions):
+    """The same, also as a page for people and for CI."""
+
+    html: Annotated[Path | None, option(OUTPUT, "Write the report to this page, failing batches drawn.")] = None
+    junit: Annotated[Path | None, option(OUTPUT, "Write the verdicts to this XML file, as JUnit does.")] = None
+
+    @property
+    def files(self) -> list[Path | None]:
+        """All that are written."""
+        return [self.output, self.html, self.junit]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LineOptions:
     """One text or JSON line per prompt, and a trace of the rounds."""
 

@@ -47,6 +47,11 @@ class SearchOptions:
         float | None, option(OUTPUT, "End the run, unfinished, after this many seconds.", "--total-time", min=0)
     ] = None
     output: Annotated[Path | None, option(OUTPUT, "Write the report to this JSON file.")] = None
+    html: Annotated[Path | None, option(OUTPUT, "Write the report to this page, failing batches drawn.")] = None
+    junit: Annotated[Path | None, option(OUTPUT, "Write the verdicts to this XML file, as JUnit does.")] = None
+    replay: Annotated[
+        Path | None, option(PROMPTS, "Ask again for the failures of a report that --output has written.")
+    ] = None
 
 
 @command(app, "conformance --engine refimpl.conformance.adapters:method:exspec")

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from refimpl.core.values import is_integer, require_int, split_names
 
 MOST_SEEDS = 2**16  # of samples in fixed cases
 SHORT = 4  # new tokens; of the cases that are searched, a quarter has fewer
+OF_FAILURES = ("calls", "case", "row", "token", "found", "expected", "no_answer", "place")
 MAX_LOSSES = 5  # crashes of a process in one property; each costs a start, so that shrinking ends there
 
 
@@ -51,6 +52,7 @@ def check_engine(
     seed: int = 0,
     reference: Any = None,
     watch: Watch | None = None,
+    saved: Mapping[str, EngineCase | None] | None = None,
 ) -> Report:
     """Test an engine.
 
@@ -65,6 +67,7 @@ def check_engine(
         seed: of the search; every property has cases of its own.
         reference: what plain decoding generates, instead of what the engine itself offers.
         watch: sees every case and ends the run when its time is up; later properties are then not finished.
+        saved: the only case to ask for, of some properties, see `refimpl.conformance.replay`.
 
     Raises:
         InputError: no engine, an unknown property, less than one case, or another argument that is none.
@@ -77,7 +80,7 @@ def check_engine(
         if fail_fast and any(verdict.status == "fail" for verdict in verdicts):
             verdicts.append(Verdict(wanted, "not run", subject.gone or "after a failure"))
             continue
-        trial = Trial(subject, wanted)
+        trial = Trial(subject, wanted, (saved or {}).get(wanted))
         verdicts.append(trial.verdict(max_examples, shrink=shrink, seed=seed))
         profile = trial.profile or profile
     return subject_report(subject, name, verdicts, profile, int(seed))
@@ -129,15 +132,21 @@ class _Enough(BaseException):
 class Trial:
     """One property of one engine, case after case.
 
+    Args:
+        subject: the engine.
+        name: of the property.
+        saved: the only case to ask for; None searches.
+
     Attributes:
         profile: raggedness, where that is the property.
     """
 
-    def __init__(self, subject: Subject, name: str):
-        self.subject, self.name = subject, name
+    def __init__(self, subject: Subject, name: str, saved: EngineCase | None = None):
+        self.subject, self.name, self.saved = subject, name, saved
         self.profile: Raggedness | None = None
         self._asked, self._planned, self._refusals, self._told = 0, 0, list[str](), list[str]()
         self._right = list[EngineCase]()
+        self._case: EngineCase | None = None
         self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
         self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
         self._searching = False
@@ -176,7 +185,9 @@ class Trial:
 
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
         limits, vocab_size = self.subject.limits, self.subject.engine.vocab_size
-        if self.name == RAGGEDNESS:
+        if self.saved:
+            self._check_case(self.saved)
+        elif self.name == RAGGEDNESS:
             self._check(self._measure)
         elif self.name in FIXED:
             self._check_fixed(FIXED[self.name](limits, vocab_size), seed)
@@ -256,6 +267,7 @@ class Trial:
             self._right.append(case)
             return told
 
+        self._case = case
         self._check(ask)
 
     def _measure(self) -> None:
@@ -285,7 +297,7 @@ class Trial:
             raise lost from broken
 
     def _noted(self, failure: CaseFailure) -> CaseFailure:
-        failure.calls = failure.calls or tuple(self.subject.calls)
+        failure.calls, failure.case = failure.calls or tuple(self.subject.calls), self._case
         self._failures.append(failure)
         return failure
 
@@ -299,7 +311,7 @@ class Trial:
             raise _Enough from broken
 
     def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:
-        told = {name: getattr(failure, name) for name in ("calls", "row", "token", "no_answer", "place")}
+        told = {name: getattr(failure, name) for name in OF_FAILURES}
         return Verdict(self.name, "fail", before + failure.reason, **told)
 
     def _out_of_time(self) -> Verdict:
@@ -312,7 +324,8 @@ class Trial:
         refusal = "".join(self._refusals[:1])
         if self._asked == len(self._refusals):
             return Verdict(self.name, "not supported", refusal)
-        if self.name in OF_BATCHES and not in_batches and self.subject.limits.max_batch != 1:
+        alone = self.saved or self.subject.limits.max_batch == 1  # by intent
+        if self.name in OF_BATCHES and not in_batches and not alone:
             return Verdict(self.name, "not supported", f"no batch of several rows was answered: {refusal}")
         return Verdict(self.name, "pass", "; ".join(self._told))
 

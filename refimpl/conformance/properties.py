@@ -35,7 +35,9 @@ def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) ->
         if at is not None:
             told = f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}"
             order = "; all rows together are as they should be: are they in another order?"
-            raise CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
+            failure = CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
+            failure.found, failure.expected = (tuple(map(tuple, rows)) for rows in (found, wanted))
+            raise failure
 
 
 def equals_reference(subject: Subject, case: EngineCase) -> None:

@@ -1,7 +1,8 @@
 """One pytest item per property: ``pytest -p refimpl.conformance.pytest_plugin --conformance-engine module:factory``.
 
 The options are those of `raggedspec conformance`, with ``--conformance-`` before each, but for `--no-shrink`,
-`--fail-fast`, `--total-time` and `--output`. Without an engine, or anything else that names one, nothing is added.
+`--fail-fast`, `--total-time`, `--replay` and files of reports. Without an engine, or anything else that names one,
+nothing is added.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from refimpl.core.values import require_int
 
 SUBJECT = pytest.StashKey[Subject]()
 VERDICTS = pytest.StashKey[list[Verdict]]()
-OF_THE_COMMAND = ("shrink", "fail_fast", "total_time_s", "output")
+OF_THE_COMMAND = ("shrink", "fail_fast", "total_time_s", "output", "html", "junit", "replay")
 GROUPS: tuple[Any, ...] = (SubjectOptions, LimitOptions, SearchOptions)
 
 

@@ -12,6 +12,7 @@ from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine, known_properties
 from refimpl.conformance.protocol import EngineUnderTest
 from refimpl.conformance.python_engine import load_engine
+from refimpl.conformance.replay import read_failures
 from refimpl.conformance.report import show, write_json
 from refimpl.conformance.verdicts import Report
 from refimpl.conformance.watch import Watch
@@ -30,6 +31,9 @@ def run_conformance(
     timeout_s: float = 60.0,
     properties: str | None = None,
     output: Path | None = None,
+    html: Path | None = None,
+    junit: Path | None = None,
+    replay: Path | None = None,
     total_time_s: float | None = None,
     **options: Any,
 ) -> Report:
@@ -40,28 +44,44 @@ def run_conformance(
         reference, reference_command: what generates what plain decoding does, in Python or as a server.
         timeout_s: seconds that an answer may take.
         properties: names, separated by commas; None means all.
-        output: where to write the report.
+        output, html, junit: where to write the report, as JSON, as a page, and for CI.
+        replay: a JSON report whose failures are asked for again, in place of a search.
         total_time_s: seconds after which the run ends; an answer under way is awaited.
         options: of `refimpl.conformance.kit.check_engine`.
 
     Raises:
         InputError: impossible arguments, or an engine that cannot be opened.
     """
-    chosen = known_properties(properties)
-    if output is not None:
-        output = output.absolute()  # an engine may change the folder
-        check_writable(output)
+    require(
+        replay is None or properties is None, "--replay asks for the properties that failed: leave out --properties"
+    )
+    saved = None if replay is None else read_failures(replay)
+    chosen = known_properties(properties if saved is None else saved)
+    files = [path and path.absolute() for path in (output, html, junit)]  # an engine may change the folder
+    for place, path in enumerate(files):
+        if path:
+            check_writable(path, replay, *files[:place])
     with ended_by_signals(KeyboardInterrupt), TemporaryDirectory() as folder, progress_bars() as bars:
         set_hypothesis_home_dir(folder)  # what it writes down of sources goes with the run
         watch = Watch(bars, total_time_s)
         with opened(engine, command, reference, reference_command, timeout_s) as (subject, plain):
-            options |= {"properties": chosen, "watch": watch, "reference": plain}
+            options |= {"properties": chosen, "watch": watch, "reference": plain, "saved": saved}
             report = check_engine(subject, name=engine or command or "", **options)
         set_hypothesis_home_dir(None)
     show(report)
-    if output is not None:
-        write_json(report, output)
+    _write(report, *files)
     return report
+
+
+def _write(report: Report, output: Path | None, html: Path | None, junit: Path | None) -> None:
+    if output:
+        write_json(report, output)
+    if not (html or junit):
+        return
+    from refimpl.conformance.page import page_of
+    from refimpl.viz.page import write_pages
+
+    write_pages(page_of(report), html, junit)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from refimpl.core.errors import require, shown
 from refimpl.core.shown import counted
 
 ITSELF = "itself"  # as a reference
+Rows = tuple[tuple[int, ...], ...]
 
 
 class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a failed assertion)
@@ -33,7 +34,13 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
         no_answer: the engine raised an error or gave something that is no answer, so that no tokens could be compared.
         place: file, line and function of that error, where it is one of Python.
         calls: what the engine was asked, in order.
+        case: that broke it, where it is one that can be saved.
+        found, expected: tokens of all rows that were compared.
     """
+
+    case: Any = None
+    found: Rows = ()
+    expected: Rows = ()
 
     def __init__(
         self,

@@ -4,12 +4,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from refimpl.conformance.cases import EngineCase
 from refimpl.conformance.limits import Limits
 from refimpl.conformance.properties import ENGINE_PROPERTIES
 from refimpl.conformance.protocol import Call
 from refimpl.conformance.raggedness import Raggedness
 from refimpl.conformance.reach import BEYOND, OUTSIDE, Reach
-from refimpl.conformance.subject import ITSELF
+from refimpl.conformance.subject import ITSELF, Rows
 from refimpl.conformance.wire import request_of
 
 RAGGEDNESS = "raggedness"
@@ -28,7 +29,9 @@ class Verdict:
         status: a failure comes with the smallest case that was found; one answered case is enough for a pass.
         reason: one line; on a pass how much the property could see, where that can be told.
         calls: what the engine was asked in the smallest failing case, in order; the last one where it failed to answer.
+        case: that one, to be replayed; None where there is none or the property has fixed batches.
         row, token: where the outputs part first.
+        found, expected: tokens of all rows that were compared in it.
         no_answer: the failure is an error, or something that is no answer; otherwise the tokens are wrong.
         place: file, line and function of the error, where it is one of Python.
         asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
@@ -41,8 +44,11 @@ class Verdict:
     status: Status
     reason: str = ""
     calls: tuple[Call, ...] = ()
+    case: EngineCase | None = None
     row: int | None = None
     token: int | None = None
+    found: Rows = ()
+    expected: Rows = ()
     no_answer: bool = False
     place: str = ""
     asked: int = 0
@@ -54,6 +60,7 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; each call is a line of the protocol, as a server reads it."""
         fields = {name: value for name, value in vars(self).items() if name != "calls"} | {"reach": asdict(self.reach)}
+        fields["case"] = json.dumps(asdict(self.case)) if self.case else None
         return fields | {"requests": [json.dumps(request_of(call, i + 1)) for i, call in enumerate(self.calls)]}
 
 

@@ -23,6 +23,7 @@ from refimpl.judging.method_runs import runs_to_verify, widened
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed
 from refimpl.results import Result
+from refimpl.viz.batch import DrawnBatch, round_batch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +81,7 @@ class MethodReport:
         violations: invariants that broke; empty in a healthy run.
         bitwise: prompts with the oracle's tokens whose log-probabilities, normalised over the whole vocabulary in
             float64, are the oracle's to the last bit; None when that was not asked for.
+        drawn: the round of the first wrong token; None where there is none.
     """
 
     method: str
@@ -88,6 +90,7 @@ class MethodReport:
     stats: RunStats | None
     violations: tuple[str, ...] = ()
     bitwise: int | None = None
+    drawn: DrawnBatch | None = None
 
     def __repr__(self) -> str:
         found = f"{self.comparison.exact}/{self.comparison.prompts} exact" if self.comparison else self.violations[0]
@@ -272,11 +275,11 @@ def _run(
         result = generate(pair, prompts, method=method, batch_size=batch_size, progress=progress, **settings)
     except InvariantViolation as violation:
         return MethodReport(method, batch_size, None, None, (str(violation),))
-    comparison = compare([s.token_ids for s in reference.sequences], [s.token_ids for s in result.sequences])
+    wanted, found = ([s.token_ids for s in each.sequences] for each in (reference, result))
+    drawn = round_batch(result.rounds, [s.num_prompt_tokens for s in result.sequences], found, wanted)
     compares_bits = result.config.shape_stable and result.config.logprobs is not None
-    return MethodReport(
-        method, batch_size, comparison, result.stats, bitwise=_equal_bits(reference, result) if compares_bits else None
-    )
+    bits = _equal_bits(reference, result) if compares_bits else None
+    return MethodReport(method, batch_size, compare(wanted, found), result.stats, bitwise=bits, drawn=drawn)
 
 
 def _equal_bits(reference: Result, result: Result) -> int:

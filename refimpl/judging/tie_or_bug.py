@@ -22,7 +22,7 @@ the report contains the noise, the threshold and the largest regret: trust a ver
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -38,11 +38,13 @@ from refimpl.core.request import Request
 from refimpl.core.shown import Shown, counted
 from refimpl.core.tokens import first_difference
 from refimpl.core.values import is_list
+from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
 from refimpl.requests import Prompt, as_token_ids, listed, prepare
 from refimpl.results import Result
+from refimpl.viz.batch import DrawnBatch, round_batch
 from refimpl.viz.regrets import Regrets, regret_histogram
 
 if TYPE_CHECKING:
@@ -78,11 +80,13 @@ class Judgement(Shown):
         rows: in order.
         noise: largest difference of a logit between M = 1 and M = k + 1, over all prefixes.
         num_prefixes: prefixes that the noise was measured on.
+        drawn: the first row of the worst verdict, with its batch; None where all rows are exact.
     """
 
     rows: tuple[RowJudgement, ...]
     noise: float
     num_prefixes: int
+    drawn: DrawnBatch | None = None
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{number} {verdict}" for verdict, number in self.counts.items())
@@ -111,6 +115,11 @@ class Judgement(Shown):
         """The worst of the rows' verdicts."""
         found = {row.verdict for row in self.rows}
         return "bug" if "bug" in found else "tie" if "tie" in found else "exact"
+
+    @property
+    def worst(self) -> set[int]:
+        """Rows that have that verdict."""
+        return {row.index for row in self.rows if row.verdict == self.verdict}
 
     @property
     def largest_regret(self) -> float:
@@ -175,7 +184,7 @@ def judge_method(
     prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
     known = None if reference is None else _token_lists(pair, prepared, reference, "reference")
     found = generate(pair, prepared, **settings)
-    return _against_oracle(pair, prepared, tokens_of(found), known, settings)
+    return _against_oracle(pair, prepared, tokens_of(found), known, settings, found.rounds)
 
 
 def judge_outputs(
@@ -239,12 +248,13 @@ def _against_oracle(
     outputs: Seq[Seq[int]],
     reference: Seq[Seq[int]] | None,
     settings: Settings,
+    rounds: Seq[RoundRecord] = (),
 ) -> Judgement:
     config = make_config(**settings)
     if reference is None:
         reference = tokens_of(generate(pair, prompts, **settings | {"method": "autoregressive"}))
     stops = pair.stop_token_ids if config.stop_token_ids is None else config.stop_token_ids
-    return judge(
+    found = judge(
         pair,
         prompts,
         outputs,
@@ -253,6 +263,7 @@ def _against_oracle(
         stop_token_ids=tuple(stops),
         num_speculative_tokens=config.num_speculative_tokens,
     )
+    return replace(found, drawn=round_batch(rounds, [*map(len, prompts)], outputs, reference, found.worst))
 
 
 def judge(

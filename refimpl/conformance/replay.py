@@ -1,0 +1,39 @@
+"""Failures of a saved report, to be asked for again: the same cases, of the same properties."""
+
+from pathlib import Path
+from typing import Any
+
+from refimpl.conformance.cases import EngineCase
+from refimpl.conformance.protocol import EngineSettings, Prompts
+from refimpl.core.errors import InputError, require
+from refimpl.core.reading import parse_mapping, read_mapping
+
+
+def read_failures(path: Path) -> dict[str, EngineCase | None]:
+    """Properties that failed, with their smallest cases; None for a property whose batches are fixed.
+
+    Raises:
+        InputError: the file is no report of the kit, or nothing failed in it.
+    """
+    report = read_mapping(path)
+    try:
+        failed = [verdict for verdict in report["properties"] if verdict["status"] == "fail"]
+        found = {verdict["property"]: _case(verdict["case"], str(path)) for verdict in failed}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: is no report of conformance --output") from error
+    require(bool(found), f"{path}: nothing failed in this report")
+    return found
+
+
+def _case(saved: str | None, where: str) -> EngineCase | None:
+    if saved is None:
+        return None
+    case = parse_mapping(saved, where)
+    settings = EngineSettings(**{name: _tuples(value) for name, value in case.pop("settings").items()})
+    prompts: Prompts = _tuples(case.pop("prompts"))
+    return EngineCase(prompts, settings, **{name: _tuples(value) for name, value in case.items()})
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of JSON as the tuples that they were."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
