@@ -180,6 +180,11 @@ class DraftingConfig:
         return DRAFTERS[self.drafter].draws
 
     @property
-    def recordable(self) -> bool:
-        """Whether a round's drafts can be recorded: nothing is looked up or decided on the host."""
+    def fixed(self) -> bool:
+        """Whether each row is offered as many drafts of the pair's draft as it can use."""
         return (self.drafter, self.budget_name) == ("model", "fixed")
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a round can be recorded: the host looks nothing up, and chooses nothing once drafts are drawn."""
+        return self.drafter == "model" and not self.reads_probabilities

@@ -42,7 +42,7 @@ def check_recording(settings: Any) -> None:
     require(
         settings.drafting.recordable,
         f"cuda_graphs record passes, but drafter {settings.drafter!r} with draft_budget {settings.draft_budget!r} "
-        "decides on the host: choose 'model' and 'fixed'",
+        "decides on the host: choose 'model', and 'fixed', 'by_load' or 'goodput'",
     )
     serial = settings.execution == "serial"
     require(serial, f"cuda_graphs record whole rounds: choose execution 'serial', not {settings.execution!r}")

@@ -123,7 +123,8 @@ def assemble(
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, target.window)
     passes: Passes = eager
     if config.cuda_graphs:
-        passes = RecordedPasses(eager, drafter.cached, k=run_limits.most_drafts, stable=config.shape_stable)
+        k, fixed = run_limits.most_drafts, config.drafting.fixed
+        passes = RecordedPasses(eager, drafter.cached, k=k, fixed=fixed, stable=config.shape_stable)
     if config.execution == "overlapped":
         passes = OverlappedPasses(eager, checker, make_streams(pair.device))
     return RoundContext(target, drafter, passes, checker, config.logprobs)

@@ -90,7 +90,7 @@ class EagerPasses:
 
     def draft(self, members: Seq[Sequence], limits: list[int]) -> tuple[Drafts, RowNumbers]:
         """What each member is offered, and the numbers of a round that verifies it."""
-        limits = self._budgeted(members, limits)
+        limits = self.budgeted(members, limits)
         numbers = self._row_numbers(members, limits)
         drafts = self.drafter.draft(members, limits, numbers)
         return drafts, numbers if drafts.lengths == limits else numbers.cut(drafts.lengths)
@@ -105,12 +105,12 @@ class EagerPasses:
         device = self.target.layout.shape.device
         seed, sequence, seq_len, limit = torch.tensor(table, dtype=torch.long, device=device).unbind(dim=1)
         position = seq_len[:, None] + torch.arange(max(limits) + 1, device=device)
-        keys = RowKeys(seed, sequence, seq_len if self._fresh else None)
+        keys = RowKeys(seed, sequence, seq_len if self.fresh else None)
         sampling = sampling_of([m.sampling for m in members], self.rule.sampling, device)
         return RowNumbers(keys, position, limit, sampling)
 
     @property
-    def _fresh(self) -> bool:
+    def fresh(self) -> bool:
         """Whether every round needs numbers of its own.
 
         After a rejection the positions behind it are drafted again. With the same numbers that is harmless, unless
@@ -118,7 +118,7 @@ class EagerPasses:
         """
         return self.rule.fresh_numbers or (self.budget.shares and not self.rule.keeps_tokens)
 
-    def _budgeted(self, members: Seq[Sequence], limits: list[int]) -> list[int]:
+    def budgeted(self, members: Seq[Sequence], limits: list[int]) -> list[int]:
         """Drafts to ask for, of each member; none of one that has finished."""
         wanted = iter(self.budget.before([m for m in members if not m.finished]))
         return [0 if m.finished else min(limit, next(wanted)) for m, limit in zip(members, limits, strict=True)]

@@ -7,7 +7,8 @@ Without CUDA a recording is a plain call, so that every line but the recording i
 
 While the host learns what a round has accepted, ends sequences and chooses the next members, the device goes on: where
 no row can reach its budget, the next round's drafts are launched right after the verify pass, for the lengths that
-the device itself has just found. They are used if the next round has no new member; if not, they are made again.
+the device itself has just found; without drafts it is the next verify pass. This is used if the next round has no new
+member; if not, it is done again.
 """
 
 from collections.abc import Sequence as Seq
@@ -24,7 +25,7 @@ from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.drafters import Drafts, propose
 from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.decoding.passes import EagerPasses, Verified, verify
-from refimpl.decoding.prefill import Chunks
+from refimpl.decoding.prefill import Chunks, catch_up
 from refimpl.decoding.sampling import RowKeys
 from refimpl.layouts.places import PoolRows
 from refimpl.layouts.store import Block
@@ -42,16 +43,16 @@ def context_width(columns: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Drafts made before their round: in a view of `width` columns, for the sequences of these indices.
+    """What was launched before its round: by a recording of this width and k, for the sequences of these indices.
 
-    A sequence that goes on has committed all that the round before decided, so its drafts are those of its round.
+    A sequence that goes on has committed all that the round before decided, so its numbers are those of its round.
     """
 
-    width: int = 0
+    key: tuple[int, int] = (0, 0)
     sequences: frozenset[int] = frozenset()
 
-    def serves(self, members: Seq[Sequence], width: int) -> bool:
-        return width == self.width and all(m.finished or m.index in self.sequences for m in members)
+    def serves(self, members: Seq[Sequence], key: tuple[int, int]) -> bool:
+        return key == self.key and all(m.finished or m.index in self.sequences for m in members)
 
 
 class RecordedPasses:
@@ -60,14 +61,15 @@ class RecordedPasses:
     Args:
         eager: whose models, rule and window are recorded; its layouts are in place and without provenance.
         draft: the draft, whose passes are recorded; None where k is 0.
-        k: drafts of every recorded round, even if rows can use fewer; their limits cut what they accept.
+        k: drafts of a round at most.
+        fixed: whether every round has k drafts, even if rows can use fewer; their limits cut what they accept.
         stable: let every pass see all columns.
     """
 
-    _decision: Decision  # of the latest verify pass, for all rows of the pool
+    _decided: tuple[Decision, Float[Tensor, "rows k1 vocab"]]  # by the latest verify pass, for all rows; its logits
 
-    def __init__(self, eager: EagerPasses, draft: CachedModel | None, *, k: int, stable: bool):
-        self._eager, self._k, self._stable = eager, k, stable
+    def __init__(self, eager: EagerPasses, draft: CachedModel | None, *, k: int, fixed: bool, stable: bool):
+        self._eager, self._k, self._fixed, self._stable = eager, k, fixed, stable
         self._target, self._draft, self._rule = eager.target, draft, eager.rule
         self._device = eager.target.layout.shape.device
         rows = eager.target.layout.num_rows
@@ -75,15 +77,16 @@ class RecordedPasses:
         self._host = torch.zeros(rows, DRAFT_LAG + 4, dtype=torch.long, pin_memory=on_cuda)
         self._numbers = self._host.to(self._device, copy=True)
         self._index = torch.arange(rows, device=self._device)
-        self._drafts = Proposal(torch.zeros(rows, k, dtype=torch.long, device=self._device))
+        self._drafts = self._no_drafts = Proposal(torch.zeros(rows, 0, dtype=torch.long, device=self._device))
         self._stream = stream_of(self, self._device) if on_cuda else None
         # apart, so that no draft overwrites what the verify pass before it has left
         self._draft_memory = torch.cuda.graph_pool_handle() if on_cuda else None
         self._verify_memory = torch.cuda.graph_pool_handle() if on_cuda else None
-        self._recordings: dict[int, tuple[Recording | None, Recording]] = {}  # by width: drafts, verify
+        self._recordings: dict[tuple[int, int], tuple[Recording | None, Recording]] = {}  # by width and k
         self._width = 0
         self._members: Seq[Sequence] = ()
         self._ahead = _Ahead()
+        self._begun = False  # whether the round's first pass was launched before it
 
     @property
     def overlaps(self) -> bool:
@@ -91,24 +94,29 @@ class RecordedPasses:
         return self._device.type == "cuda"
 
     def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
-        """Replay the recorded work, for every row of the pool: all draft in every round, so none lags more (INV-6)."""
+        """Replay the recorded work, for every row of the pool: all draft or none, so none lags more (INV-6)."""
         assert not chunks, "the schedulers whose rounds are recorded prefill whole prompts"
+        limits, timer = self._eager.budgeted(members, limits), self._target.timer
+        self._k = self._k if self._fixed else max(limits)
+        with timer.stage("draft"):
+            caught_up = catch_up(self._draft, members) if self._draft and self._k else []
         self.load(members, limits)
-        timer = self._target.timer
         with timer.stage("record"):
             self.prepare()
         with timer.stage("draft"):
             self.draft()
         with timer.stage("verify"):
             decision, logits = self.verify()
-        drafts = Drafts(self._drafts, limits, [0] * len(members), self._k)
+        if not self._k and self.overlaps:  # the next pass overwrites what is recorded, before the host has read it
+            decision, logits = decision.rows(self._index), logits.clone()
+        drafts = Drafts(self._drafts, limits, [0] * len(members), self._k, caught_up=caught_up)
         return Verified(self._k, [m.slot for m in members], decision, logits, drafts)
 
     def after(self, ahead: Seq[Sequence]) -> None:
-        """Launch the next round's drafts, if there are such that can be used."""
+        """Launch the next round's first pass, if it can be used."""
         timer = self._target.timer
-        with timer.ahead(), timer.stage("draft"):
-            self.draft_ahead()
+        with timer.ahead(), timer.stage("draft" if self._k else "verify"):
+            self.launch_ahead()
 
     def load(self, members: Seq[Sequence], limits: list[int]) -> None:
         """Put the round's numbers where the recordings read them, in one copy."""
@@ -123,38 +131,46 @@ class RecordedPasses:
         self._numbers.copy_(self._host, non_blocking=True)
         self._members = members
         self._width = self._width_for(max(m.seq_len for m in members) + self._k)
+        self._begun, self._ahead = self._ahead.serves(members, self._key), _Ahead()
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        """The round's width and k, of which it has recordings."""
+        return self._width, self._k
 
     def prepare(self) -> None:
         """Record what the round needs and no round before it needed."""
-        if self._width not in self._recordings:
+        if self._key not in self._recordings:
             draft = Recording(self._propose, self._stream, self._draft_memory) if self._k else None
-            if draft:
-                self._drafts = draft()
-            self._recordings[self._width] = draft, Recording(self._decide, self._stream, self._verify_memory)
+            self._drafts = draft() if draft else self._no_drafts
+            self._recordings[self._key] = draft, Recording(self._decide, self._stream, self._verify_memory)
 
     def draft(self) -> None:
         """Propose k tokens a row, unless that was done ahead."""
-        recording, _ = self._recordings[self._width]
-        if recording and not self._ahead.serves(self._members, self._width):
-            self._drafts = recording()
-        self._ahead = _Ahead()
+        recording, _ = self._recordings[self._key]
+        if not self._begun:
+            self._drafts = recording() if recording else self._no_drafts
 
-    def draft_ahead(self) -> None:
-        """Launch the next round's drafts right after the verify pass, where no row can reach its budget."""
-        columns = max(m.seq_len for m in self._members) + self._k + 1 + self._k
-        width = self._width_for(columns)
-        recording, _ = self._recordings.get(width, (None, None))
+    def launch_ahead(self) -> None:
+        """Launch the next round's first pass right after the verify pass, where no row can reach its budget."""
+        key = self._width_for(max(m.seq_len for m in self._members) + self._k + 1 + self._k), self._k
         live = [m for m in self._members if not m.finished]
-        if recording and self.overlaps and all(m.remaining > self._k + 1 for m in live):
-            self._advance(self._decision)
-            self._drafts = recording()
-            self._ahead = _Ahead(width, frozenset(m.index for m in live))
+        if not (self.overlaps and key in self._recordings and all(m.remaining > self._k + 1 for m in live)):
+            return
+        self._advance(self._decided[0])
+        draft, verify = self._recordings[key]
+        if draft:
+            self._drafts = draft()
+        else:
+            self._decided = verify()
+        self._ahead = _Ahead(key, frozenset(m.index for m in live))
 
     def verify(self) -> tuple[Decision, Float[Tensor, "rows k1 vocab"]]:
-        """Run the target on the proposals and decide, for every row of the pool."""
-        _, recording = self._recordings[self._width]
-        self._decision, logits = recording()
-        return self._decision, logits
+        """Run the target on the proposals and decide, for every row of the pool, unless that was done ahead."""
+        _, recording = self._recordings[self._key]
+        if self._k or not self._begun:
+            self._decided = recording()
+        return self._decided
 
     def _width_for(self, columns: int) -> int:
         most = self._target.layout.columns
@@ -174,7 +190,7 @@ class RecordedPasses:
     def _row_numbers(self) -> RowNumbers:
         limits, seed, sequence = self._numbers[:, DRAFT_LAG + 1 :].unbind(dim=1)
         position = self._seq_len + torch.arange(self._k + 1, device=self._device)
-        start = self._seq_len[:, 0] if self._rule.fresh_numbers else None
+        start = self._seq_len[:, 0] if self._eager.fresh else None
         return RowNumbers(RowKeys(seed, sequence, start), position, limits)
 
     def _propose(self) -> Proposal:

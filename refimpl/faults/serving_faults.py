@@ -85,7 +85,7 @@ def idle_row_advances(original: Any) -> Any:
 )
 def graph_of_another_width(original: Any) -> Any:
     """A round replays the narrowest recording that there is, whose view ends before the context does."""
-    return lambda self, columns: min([*self._recordings, original(self, columns)])
+    return lambda self, columns: min([*(width for width, _ in self._recordings), original(self, columns)])
 
 
 @fault(
@@ -99,7 +99,7 @@ def graph_of_another_width(original: Any) -> Any:
 )
 def stale_drafts_for_a_new_tenant(original: Any) -> Any:
     """Drafts made ahead for a sequence that has ended are verified for the one that took its slot."""
-    return lambda self, members, width: width == self.width
+    return lambda self, members, key: key == self.key
 
 
 # --- rows --------------------------------------------------------------------------------------------------------

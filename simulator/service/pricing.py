@@ -285,6 +285,8 @@ class OverlappedPricing(Pricing):
 class RecordedPricing(Pricing):
     """Recorded rounds: every row of the pool drafts k tokens and feeds them, whether or not it can use them.
 
+    A budget may choose another k for each round.
+
     Attributes:
         pool_rows: of an engine that is given all requests at once, those of its first round; else a whole batch.
     """
@@ -295,10 +297,14 @@ class RecordedPricing(Pricing):
         """Of as many rows and drafts in each round."""
         if not members:
             return super().price(mode, members, live, prefill_s)
-        k, realign_s = self.k, self.begin(members, self.k + 1)
-        self.tokens, self.pool_rows = k + 1.0, max(self.pool_rows, len(members))
+        k = self.k
+        if self.drafting is not None:
+            self.proposals = self.drafting.propose(members)
+            k = self.proposals.k
+        realign_s, self.pool_rows = self.begin(members, k + 1), max(self.pool_rows, len(members))
         draft_s, verify_s, host_s = self.passes_s(self.pool_rows, k, k + 1, 0.0, self.placement.width, False)
-        self.drafts = self.passes = k
+        draft_s += self._catch_up_s(members, k)
+        self.tokens, self.drafts, self.passes = k + 1.0, k, k
         return Stages(prefill_s, draft_s, verify_s, realign_s, host_s)
 
 

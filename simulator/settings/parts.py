@@ -158,7 +158,7 @@ class Engine(EngineSettings):
     @property
     def varies_drafts(self) -> bool:
         """Whether rows are offered other numbers of drafts than they can use."""
-        return not self.drafting.recordable
+        return not self.drafting.fixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,12 +46,12 @@ def test_it_drafts_as_if_it_had_never_rested(sure, monkeypatch, widths, method, 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_goes_on_where_it_has_drafted_before(sure, monkeypatch, widths, method):
     """Four rounds with drafts and six without, in turn: what rectangles hold of the rows is not up to date any more."""
-    rounds, budgeted = count(), EagerPasses._budgeted
+    rounds, budgeted = count(), EagerPasses.budgeted
 
     def in_turn(self, members, limits):
         return budgeted(self, members, limits if next(rounds) % 10 < 4 else [0] * len(limits))
 
-    monkeypatch.setattr(EagerPasses, "_budgeted", in_turn)
+    monkeypatch.setattr(EagerPasses, "budgeted", in_turn)
     wanted = generate(sure, REQUESTS, method="autoregressive").sequences
     result = generate(sure, REQUESTS, method=method, checks="oracle", batch_size=2, num_speculative_tokens=3)
     assert [s.token_ids for s in result.sequences] == [s.token_ids for s in wanted]

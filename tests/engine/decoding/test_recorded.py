@@ -1,6 +1,8 @@
 """Recorded rounds, unrecorded where there is no CUDA: the very tokens of ordinary rounds, and the oracle's."""
 
 from collections import Counter, defaultdict
+from dataclasses import is_dataclass
+from itertools import count
 
 import pytest
 import torch
@@ -8,23 +10,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate, stream
-from refimpl.decoding.graphs import stream_of
+from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.decoding.recorded import RecordedPasses, _Ahead, context_width
 from refimpl.pairs.random_pairs import random_pair
 
 SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}
 
 
+class Replayed(Recording):
+    """Every call gives the same tensors and overwrites them, as the replay of a graph does."""
+
+    def __call__(self):
+        found = super().__call__()
+        self._kept = getattr(self, "_kept", found)
+        for kept, new in zip(tensors_in(self._kept), tensors_in(found), strict=True):
+            kept.copy_(new)
+        return self._kept
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = [getattr(value, name) for name in value.__slots__] if is_dataclass(value) else value
+    return [tensor for part in parts for tensor in tensors_in(part)] if isinstance(parts, list | tuple) else []
+
+
+def go_on(monkeypatch):
+    """Have passes launched ahead of their round, as where a device works on while the host does."""
+    monkeypatch.setattr(RecordedPasses, "overlaps", True)
+    monkeypatch.setattr("refimpl.decoding.recorded.Recording", Replayed)
+
+
 @pytest.fixture(params=[False, True], ids=["", "ahead"])
 def ahead(request, monkeypatch):
-    """Whether drafts are made ahead of their round, as where a device works on while the host does."""
-    monkeypatch.setattr(RecordedPasses, "overlaps", request.param)
+    """Whether passes are launched ahead of their round."""
+    if request.param:
+        go_on(monkeypatch)
     return request.param
 
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Counts draft passes that were run, those ahead, and rounds that could use them."""
+    """Counts passes of each kind that were run, those ahead, and rounds that could use them."""
     counts = Counter()
 
     def counted(name, method):
@@ -35,7 +62,7 @@ def passes(monkeypatch):
 
         return run
 
-    names = [(RecordedPasses, name) for name in ("_propose", "_advance", "verify")]
+    names = [(RecordedPasses, name) for name in ("_propose", "_advance", "_decide", "verify")]
     for owner, name in [*names, (_Ahead, "serves")]:
         monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
     return counts
@@ -81,7 +108,7 @@ def test_random_numbers_are_keyed_by_sequence_id_and_seed(llama, acceptance, ahe
 
 def test_drafts_made_ahead_are_used_until_a_sequence_joins(llama, monkeypatch, passes):
     """Two rows of equal budgets, then one more: what the device drafted for the rounds between is not made again."""
-    monkeypatch.setattr(RecordedPasses, "overlaps", True)
+    go_on(monkeypatch)
     result = generate(llama, [[1, 2], [3, 4, 5], [6]], method="inplace", batch_size=2, cuda_graphs=True, **SETTINGS)
     assert 0 < passes["serves"] <= passes["_advance"]
     num_widths = 1
@@ -89,7 +116,7 @@ def test_drafts_made_ahead_are_used_until_a_sequence_joins(llama, monkeypatch, p
 
 
 def test_cancelling_a_row_leaves_the_others_alone(llama, monkeypatch, passes):
-    monkeypatch.setattr(RecordedPasses, "overlaps", True)
+    go_on(monkeypatch)
     prompts, settings = [[1, 2], [3, 4, 5], [6], [7, 8]], {"method": "inplace", "batch_size": 2, **SETTINGS}
     expected = [s.token_ids for s in generate(llama, prompts, **settings).sequences]
     run, found = stream(llama, prompts, cuda_graphs=True, **settings), [list[int]() for _ in prompts]
@@ -105,6 +132,48 @@ def test_without_drafts_every_round_is_recorded(llama, ragged_prompts, passes):
     expected = outputs(llama, ragged_prompts, **settings)
     assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
     assert passes["verify"] == len(generate(llama, ragged_prompts, **SETTINGS | settings).rounds)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_without_drafts_the_next_pass_is_launched_ahead(llama, ragged_prompts, monkeypatch, passes, temperature):
+    """What it overwrites was copied: tokens and log-probabilities are those of ordinary rounds."""
+    settings = {"method": "inplace", "batch_size": 3, "num_speculative_tokens": 0, "temperature": temperature}
+    expected = outputs(llama, ragged_prompts, logprobs=2, **settings)
+    go_on(monkeypatch)
+    found = outputs(llama, ragged_prompts, logprobs=2, cuda_graphs=True, **settings)
+    assert [f[0] for f in found] == [e[0] for e in expected]
+    for (_, mine, _), (_, ordinary, _) in zip(found, expected, strict=True):
+        assert [t.logprob for t in mine] == pytest.approx([t.logprob for t in ordinary], abs=1e-9)
+    assert 0 < passes["serves"] <= passes["_advance"]
+    assert passes["_decide"] == passes["verify"] + passes["_advance"] - passes["serves"]
+
+
+def test_a_pass_launched_ahead_hides_no_error_of_the_one_before(llama, monkeypatch):
+    run, counted = llama.target.run_layers, count()
+
+    def broken(block, num_logits):
+        return run(block, num_logits) * (torch.nan if next(counted) == 4 else 1)
+
+    go_on(monkeypatch)
+    monkeypatch.setattr(llama.target, "run_layers", broken)
+    settings = SETTINGS | {"method": "inplace", "num_speculative_tokens": 0, "cuda_graphs": True}
+    with pytest.raises(InputError, match="the target's logits are not finite in row 0"):
+        generate(llama, [[1, 2, 3], [4, 5]], **settings)
+
+
+@pytest.mark.parametrize("budget", ["by_load:2=2,3=1", "by_load:2=0", "goodput:1=1.2/1.5/1.8,3=1.5/2.2"])
+def test_budgets_that_choose_before_anything_is_drafted(llama, ragged_prompts, budget, ahead):
+    settings = {"method": "inplace", "batch_size": 3, "draft_budget": budget}
+    expected = outputs(llama, ragged_prompts, **settings)
+    assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
+
+
+def test_a_draft_that_sat_out_rounds_catches_up(ahead):
+    """Two rows have no drafts; one alone has some, all of them right, as the draft is the target."""
+    requests = [Request([1, 2, 3], 24), Request([4, 5], 60)]
+    settings = {"method": "inplace", "draft_budget": "by_load:2=0", "num_speculative_tokens": 4, "cuda_graphs": True}
+    found = generate(random_pair("llama", draft_noise=0.0), requests, **settings).stats.acceptance
+    assert found.accepted == found.drafted > 0
 
 
 def test_bits_stay_under_shape_stable_execution(tiny, bundled_prompts):
