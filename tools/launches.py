@@ -1,4 +1,4 @@
-"""Launches of a decoder layer on a GPU, for each value of `layers`, counted on a machine without one.
+"""Launches of a decoder layer on a GPU, for each value of `layers`, and of decisions, counted on a machine without one.
 
 ``python tools/launches.py docs/results/launches.json --triton FOLDER`` takes two architectures in bfloat16, eight rows,
 with one query a row and with k + 1. Operators of `transformers` and `lean` are counted as PyTorch dispatches them.
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,11 @@ import torch.utils._triton
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from refimpl.core.config import make_config
 from refimpl.core.files import write_whole
+from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers, make_rule
 from refimpl.decoding.devices import provenance
+from refimpl.decoding.sampling import RowKeys
 from refimpl.layouts import make_layout
 from refimpl.layouts.places import PoolRows
 from refimpl.models.adapter import HuggingFaceLM
@@ -32,7 +36,8 @@ from refimpl.models.lean import Layer, LeanLayers
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_models
 from refimpl.placement import PoolSize
 
-ROWS, QUERIES, CONTEXT = 8, (1, 6), 64
+ROWS, QUERIES, CONTEXT, VOCABULARY = 8, (1, 6), 64, 151_936
+RULES = (("greedy", 0.0), ("coupled", 0.8))
 KINDS = ("qwen3", "llama")
 WHOLE = {"scaled_dot_product_attention", "rms_norm"}  # one kernel on a GPU
 FREE = {  # views and memory
@@ -137,6 +142,7 @@ def lowered(function: Callable[..., Any], make: Callable[[], list[torch.Tensor]]
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     options = {"emulate_precision_casts": True, "compile_threads": 1, "force_disable_caches": True}
+    options["joint_graph_constant_folding"] = False  # it would compute constants on the GPU
     with fake, torch.no_grad():
         given = make()
         graph = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
@@ -178,6 +184,40 @@ def compiled(layer: Layer, hidden: int, dim: int, q: int) -> int:
     return first + BESIDE + (q > 1) + last
 
 
+def decisions(rule: str, temperature: float) -> dict[str, Any]:
+    """Launches of a draft's choice and of a decision with its table, as PyTorch dispatches them and fused."""
+    made = make_rule(make_config(acceptance=rule, temperature=temperature))
+    counts: dict[str, Any] = {"rule": rule}
+    for name, function, q in (("proposal", proposed, 1), ("decision", decided, QUERIES[-1])):
+        sizes = [(ROWS, q - 1), (ROWS,), (ROWS,), (ROWS, q), (ROWS,)]
+        work = partial(function, made)
+        given = [torch.zeros(size, dtype=torch.long) for size in sizes]
+        with Operations() as operations:
+            work(torch.zeros(ROWS, q, VOCABULARY, dtype=torch.bfloat16), *given)
+
+        def on_gpu(q: int = q, sizes: list[tuple[int, ...]] = sizes) -> list[torch.Tensor]:
+            logits = torch.empty(ROWS, q, VOCABULARY, dtype=torch.bfloat16, device="cuda")
+            return [logits, *(torch.empty(size, dtype=torch.long, device="cuda") for size in sizes)]
+
+        with patch.object(torch.compiler, "is_compiling", lambda: True):
+            counts[name] = {"operators": operations.count, "fused": lowered(work, on_gpu)}
+    return counts
+
+
+def proposed(rule: AcceptanceRule, logits: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
+    """Tokens that a draft chooses."""
+    _, seed, sequence, position, _ = numbers
+    return rule.propose(logits, RowKeys(seed, sequence), position).tokens
+
+
+def decided(rule: AcceptanceRule, logits: torch.Tensor, *numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A decision, and what the host is told of it."""
+    tokens, seed, sequence, position, limits = numbers
+    found = rule.decide(Proposal(tokens), logits, RowNumbers(RowKeys(seed, sequence), position, limits))
+    drawn = [tensor for each in found.drawn for tensor in (each.mass, each.tokens, each.num_used)]
+    return found.num_accepted, found.emitted, found.table(), *drawn
+
+
 def config_of(kind: str) -> Any:
     """Configuration of a small model of an architecture."""
     name, arguments = TINY_ARCHITECTURES[kind]
@@ -208,8 +248,9 @@ def main() -> int:
     load_inline("no_guard", cpp_sources=GUARD, functions=["ready"])
     rows = [{"kind": kind, "queries": list(QUERIES), **launches(kind)} for kind in KINDS]
     meta = provenance(torch.device("cpu")) | {"rows": ROWS, "dtype": "bfloat16"}
-    write_whole(given.output, [json.dumps({"rows": rows, "meta": meta}, indent=1)])
-    for row in rows:
+    choices = [decisions(*rule) for rule in RULES]
+    write_whole(given.output, [json.dumps({"rows": rows, "decisions": choices, "meta": meta}, indent=1)])
+    for row in [*rows, *choices]:
         print(row)
     return 0
 

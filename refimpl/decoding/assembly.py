@@ -9,7 +9,7 @@ from typing import Literal
 from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError, require
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.acceptance import make_rule
+from refimpl.decoding.acceptance import fuse, make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
 from refimpl.decoding.checked_source import CheckedSource
 from refimpl.decoding.drafters import (
@@ -32,10 +32,11 @@ from refimpl.decoding.streams import make_streams
 from refimpl.decoding.timing import StageTimer
 from refimpl.drafting.budgets import make_budget
 from refimpl.layouts import Layout, make_layout
-from refimpl.models.adapter import Pair
+from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, Sharing, blocks_for
 
+COMPILED: frozenset[str] = frozenset({"compiled", "kernels"})  # values of `layers`
 WINDOW_STEP = 4  # fixed windows are multiples: matrix kernels of float64 add up the last rows, fewer than 4, otherwise
 
 
@@ -111,7 +112,9 @@ def assemble(
     budget = make_budget(config.drafting)
     if checker.covers("device"):
         source, budget = CheckedSource(source or RandomSource()), CheckedBudget(budget)
-    rule = make_rule(config, source)
+    rule = make_rule(config, source, pair.device)
+    if source is None and _is_compiled(pair):
+        rule = fuse(rule)
     target = _cached_model(pair, "target", config, size, checker, timer, run_limits)
     makers = Makers(
         lambda: ModelDrafter(
@@ -128,6 +131,12 @@ def assemble(
     if config.execution == "overlapped":
         passes = OverlappedPasses(eager, checker, make_streams(pair.device))
     return RoundContext(target, drafter, passes, checker, config.logprobs)
+
+
+def _is_compiled(pair: Pair) -> bool:
+    """Whether the target's layers are compiled for a GPU: then proposals and decisions are, too."""
+    target = pair.target
+    return pair.device.type == "cuda" and isinstance(target, HuggingFaceLM) and target.layers.name in COMPILED
 
 
 def allocator_of(layout: Layout, run_limits: RunLimits, config: DecodeConfig) -> KVAllocator[Sequence]:

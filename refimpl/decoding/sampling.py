@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
 
+PART = 1024  # entries of a row that one program of a GPU scans for the largest
 TIE = 1e-9  # relative; sums of the same masses differ by rounding, which no bound may turn on
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -33,6 +35,19 @@ class Purpose(IntEnum):
     ACCEPT = 3
     NEXT = 4
     FORCED = 5
+
+
+def first_largest(values: Float[Tensor, "*rows size"]) -> Int[Tensor, "*rows"]:
+    """Argmax of every row: NaN counts as larger than any number, and of equal entries the first is taken."""
+    return largest_of_parts(values) if torch.compiler.is_compiling() else values.argmax(dim=-1)
+
+
+def largest_of_parts(values: Float[Tensor, "*rows size"]) -> Int[Tensor, "*rows"]:
+    """The same in two steps, since a compiler lets one program of a GPU scan all of a row for its argmax."""
+    parts = pad(values, (0, -values.shape[-1] % PART), value=-torch.inf).unflatten(-1, (-1, PART))
+    largest, place = parts.max(dim=-1)
+    part = largest.argmax(dim=-1, keepdim=True)
+    return (place.gather(-1, part) + PART * part)[..., 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +118,7 @@ class RandomSource:
         COUPLED the same noise serves draft and target, which makes the output independent of the draft (Daliri,
         Musco, Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
         """
-        return (weights / exponentials(keys, position, purpose, weights.shape[-1])).argmax(dim=-1)
+        return first_largest(weights / exponentials(keys, position, purpose, weights.shape[-1]))
 
     def accepts(
         self,
@@ -200,7 +215,7 @@ def probabilities(logits: Float[Tensor, "*rows vocab"], config: Sampling) -> Flo
 def _certain(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """All mass on the most probable token."""
     largest = logits.amax(dim=-1, keepdim=True).double()
-    return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]) * (largest - largest + 1)
+    return one_hot(first_largest(logits), logits.shape[-1]) * (largest - largest + 1)
 
 
 def _filtered_by_row(logits: Float[Tensor, "batch q vocab"], rows: RowSampling) -> Float[Tensor, "batch q vocab"]:
@@ -225,5 +240,5 @@ def _outside_nucleus(
 ) -> Bool[Tensor, "*rows vocab"]:
     """Tokens whose more probable ones already have enough mass."""
     order = logits.sort(dim=-1, descending=True, stable=True).indices
-    before = torch.nn.functional.pad(mass.gather(-1, order).cumsum(dim=-1)[..., :-1], (1, 0))
+    before = pad(mass.gather(-1, order).cumsum(dim=-1)[..., :-1], (1, 0))
     return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before >= enough)

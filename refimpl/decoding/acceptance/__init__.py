@@ -5,10 +5,13 @@ accept a draft when the target chose the same token (`matching`), rejection samp
 (`rejection`: draft by draft, `block`: all drafts of a row together), and `forced` accepts given lengths.
 """
 
+import torch
+
 from refimpl.core.config import AcceptanceName, DecodeConfig
 from refimpl.decoding.acceptance.base import AcceptanceRule
 from refimpl.decoding.acceptance.block import BlockRule
 from refimpl.decoding.acceptance.forced import ForcedRule
+from refimpl.decoding.acceptance.fused import fuse
 from refimpl.decoding.acceptance.matching import CoupledRule, GreedyRule, MatchingRule
 from refimpl.decoding.acceptance.records import Decision, DrawnMass, Proposal, RowNumbers
 from refimpl.decoding.acceptance.rejection import RejectionRule
@@ -27,6 +30,7 @@ __all__ = [
     "Proposal",
     "RejectionRule",
     "RowNumbers",
+    "fuse",
     "make_rule",
 ]
 
@@ -38,8 +42,10 @@ RULES: dict[AcceptanceName, type[AcceptanceRule]] = {
 }
 
 
-def make_rule(config: DecodeConfig, source: RandomSource | None = None) -> AcceptanceRule:
-    """The rule that a config asks for."""
+def make_rule(
+    config: DecodeConfig, source: RandomSource | None = None, device: torch.device | None = None
+) -> AcceptanceRule:
+    """The rule that a config asks for, for decisions on a device; None for the CPU."""
     if config.resolved_acceptance == "forced":
-        return ForcedRule(config.sampling, config.forced_lengths, source)
+        return ForcedRule(config.sampling, config.forced_lengths, source, device)
     return RULES[config.resolved_acceptance](config.sampling, source)

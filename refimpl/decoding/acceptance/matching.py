@@ -1,7 +1,6 @@
 """Rules that accept a draft when the target chose the same token: greedy, and coupled noise."""
 
 from abc import abstractmethod
-from dataclasses import replace
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.decoding.acceptance.base import AcceptanceRule
 from refimpl.decoding.acceptance.records import Decision, DrawnMass, Proposal, RowNumbers
-from refimpl.decoding.sampling import Purpose, RowKeys, Sampling, probabilities
+from refimpl.decoding.sampling import Purpose, RowKeys, Sampling, first_largest, probabilities
 
 
 class MatchingRule(AcceptanceRule):
@@ -55,7 +54,7 @@ class GreedyRule(MatchingRule):
         self, logits: Float[Tensor, "batch q vocab"], keys: RowKeys, position: Int[Tensor, "batch q"]
     ) -> Int[Tensor, "batch q"]:
         """Take the argmax; the keys are not used."""
-        return logits.argmax(dim=-1)
+        return first_largest(logits)
 
     def decide(
         self, proposal: Proposal, target_logits: Float[Tensor, "batch k1 vocab"], numbers: RowNumbers
@@ -64,7 +63,7 @@ class GreedyRule(MatchingRule):
         decision = super().decide(proposal, target_logits, numbers)
         chosen = target_logits.gather(-1, decision.emitted[..., None])[..., 0].double()
         mass = chosen - chosen + 1  # all of it, or NaN where the logit is NaN or infinite
-        return replace(decision, drawn=(DrawnMass("target", mass, decision.emitted, decision.num_accepted + 1),))
+        return decision.of(DrawnMass("target", mass, decision.emitted, decision.num_accepted + 1))
 
 
 class CoupledRule(MatchingRule):
@@ -86,4 +85,4 @@ class CoupledRule(MatchingRule):
         mass = probabilities(target_logits, self.sampling)
         target_tokens = self.source.draw(mass, numbers.keys, numbers.position, Purpose.COUPLED)
         decision = match(proposal.tokens, target_tokens, numbers.limits)
-        return replace(decision, drawn=(DrawnMass.of("target", mass, target_tokens, decision.num_accepted + 1),))
+        return decision.of(DrawnMass.of("target", mass, target_tokens, decision.num_accepted + 1))

@@ -152,21 +152,30 @@ class Decision:
         num_accepted: longest accepted prefix within each row's limit ``[batch]``.
         emitted: accepted drafts, then the next token; arbitrary after that ``[batch, k+1]``.
         drawn: what the rule drew from, to be required once the decision is on the host.
+        ready: the table, where it was made together with the decision.
     """
 
     num_accepted: Int[Tensor, " batch"]
     emitted: Int[Tensor, "batch k1"]
     drawn: tuple[DrawnMass, ...] = ()
+    ready: Int[Tensor, "batch k3"] | None = None
+
+    def of(self, *drawn: DrawnMass) -> "Decision":
+        """The decision with what it was drawn from."""
+        return Decision(self.num_accepted, self.emitted, drawn)
 
     def table(self) -> Int[Tensor, "batch k3"]:
         """Everything the host needs, for a single copy: accepted, tokens without mass, emitted."""
+        if self.ready is not None:
+            return self.ready
         wrong = sum((d.wrong.sum(dim=1) for d in self.drawn), torch.zeros_like(self.num_accepted))
         return torch.cat([self.num_accepted[:, None], wrong[:, None], self.emitted], dim=1)
 
     def rows(self, index: Int[Tensor, " n"]) -> "Decision":
         """The decision on some of the rows."""
         drawn = tuple(DrawnMass(d.whose, d.mass[index], d.tokens[index], d.num_used[index]) for d in self.drawn)
-        return Decision(self.num_accepted[index], self.emitted[index], drawn)
+        ready = None if self.ready is None else self.ready[index]
+        return Decision(self.num_accepted[index], self.emitted[index], drawn, ready)
 
     def require_mass(self, names: Seq[int]) -> None:
         """Raise unless both models put mass on the tokens they drew, see `DrawnMass.require`. Waits for the device."""
