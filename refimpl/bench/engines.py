@@ -16,19 +16,23 @@ from transformers import GenerationConfig
 from refimpl.bench.probe import device_busy_s
 from refimpl.bench.settings import BenchSettings
 from refimpl.bench.work import Feed, ModelWork, Work, round_passes
-from refimpl.core.stats import AcceptanceStats
+from refimpl.core.config import DecodeConfig
+from refimpl.core.request import Request
+from refimpl.core.sequence import Sequence
+from refimpl.core.stats import AcceptanceStats, acceptance_stats
 from refimpl.decoding.devices import synchronize
 from refimpl.decoding.engine import Engine
+from refimpl.decoding.timing import sum_stages
 from refimpl.decoding.trace import RoundRecord
-from refimpl.generation import generate
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.block_cache import cache_argument
 from refimpl.models.lean_trial import Run
-from refimpl.requests import prepare
+from refimpl.requests import SequenceMaker, prepare
 
 STAGES = ("draft", "verify", "realign", "host")
+WARM_TOKENS = 12  # of each row of the batch with which an engine warms up
 BUSY_ROUNDS, BUSY_WARM_ROUNDS, BUSY_TRIES = 4, 3, 8
 EMPTY_STAGE_S = 5e-4  # more than two CUDA events with nothing between them are apart, less than a prefill takes
 ATTENTION = "sdpa"  # of transformers' own generation, regardless of what the adapter uses; cuDNN's is off for all
@@ -49,8 +53,8 @@ class Sample:
         acceptance: None for engines without rounds.
         peak_bytes: most memory allocated on the device at a time; None on a CPU.
         kv_bytes: K/V pools; None for engines that have none of ours.
-        record_s: seconds spent on recording rounds, warm-ups included. Recordings live as long as their engine: every
-            run records them again, one for each width of the context.
+        record_s: seconds spent on recording rounds, one for each width of the context, the warm-up's included.
+        drafts: of a row and round, at most.
         outputs: generated token ids of every prompt.
     """
 
@@ -65,6 +69,7 @@ class Sample:
     peak_bytes: int | None = None
     kv_bytes: int | None = None
     record_s: float = 0.0
+    drafts: int = 0
     outputs: tuple[tuple[int, ...], ...] = ()
 
 
@@ -85,28 +90,50 @@ class Bench:
 
 
 def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: int, **changes: Any) -> Sample:
-    """Decode the prompts once by a method of ours; `changes` replace engine settings."""
-    settings = bench.settings.engine_settings(method, batch_size) | changes
+    """Decode the prompts once by a method of ours, warmed up; `changes` replace engine settings."""
+    config = bench.settings.config(method, batch_size, **changes)
+    records: list[RoundRecord] = []
     round_ends: list[int] = []  # forward passes made by the end of each round
     with _peak_memory(bench.device) as peak, _forward_clock(bench) as clock:
-        result = generate(bench.pair, prompts, progress=lambda *_: round_ends.append(len(clock)), **settings)
-    stats, is_serial = result.stats, result.config.execution == "serial"
-    stage_s = {stage: stats.stage_s[stage] for stage in STAGES}
-    record_s = stats.stage_s.get("record", 0.0)
+        engine, sequences, warm = warm_engine(bench.pair, prompts, config)
+        begun = time.perf_counter()
+        for record in engine.rounds():
+            records.append(record)
+            round_ends.append(len(clock))
+        seconds = time.perf_counter() - begun
+    stage_s = sum_stages(record.stage_s for record in records)
     return Sample(
-        seconds=stats.wall_s - record_s,
-        tokens=stats.num_generated,
-        passes=tuple(work for record in result.rounds for work in round_passes(record, *bench.works)),
-        passes_s=sum(round_s(record) for record in result.rounds),
-        rounds=stats.num_rounds,
-        stage_s=stage_s,
-        forward_s=_forward_s(result.rounds, round_ends, clock) if clock and is_serial else None,
-        acceptance=stats.acceptance,
+        seconds=seconds - stage_s["record"],
+        tokens=sum(sequence.num_generated for sequence in sequences),
+        passes=tuple(work for record in records for work in round_passes(record, *bench.works)),
+        passes_s=sum(round_s(record) for record in records),
+        rounds=len(records),
+        stage_s={stage: stage_s[stage] for stage in STAGES},
+        forward_s=_forward_s(records, round_ends, clock) if clock and config.execution == "serial" else None,
+        acceptance=acceptance_stats(row for record in records for row in record.rows),
         peak_bytes=peak[0] if peak else None,
-        kv_bytes=stats.kv_bytes,
-        record_s=record_s,
-        outputs=tuple(tuple(sequence.token_ids) for sequence in result.sequences),
+        kv_bytes=engine.kv_bytes,
+        record_s=stage_s["record"] + sum_stages(record.stage_s for record in warm)["record"],
+        drafts=config.num_speculative_tokens,
+        outputs=tuple(tuple(sequence.generated) for sequence in sequences),
     )
+
+
+def warm_engine(
+    pair: Pair, prompts: Seq[list[int]], config: DecodeConfig
+) -> tuple[Engine, list[Sequence], list[RoundRecord]]:
+    """An engine that is to decode the prompts and has decoded a few tokens of a batch; these sequences, those rounds.
+
+    What it has recorded serves again. The batch is of the first prompts read backwards, so that no block is shared.
+    """
+    maker, few = SequenceMaker(pair, config), min(WARM_TOKENS, config.max_new_tokens)
+    batch = maker.make([Request(prompt[::-1], few) for prompt in prompts[: config.resolved_batch_size]])
+    maker.note(batch)
+    sequences = [each.sequence for each in maker.make(prompts)]
+    engine = Engine(pair, [each.sequence for each in batch], config, expected=sequences)
+    rounds = list(engine.rounds())
+    engine.submit(sequences)
+    return engine, sequences, rounds
 
 
 def round_s(record: RoundRecord) -> float:

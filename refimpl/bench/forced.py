@@ -24,11 +24,21 @@ def iid_lengths(acceptance_probability: float, k: int) -> tuple[float, ...]:
 
 def rate_lengths(draft_acceptance_rate: float, k: int) -> tuple[float, ...]:
     """The `iid` distribution whose mean is ``draft_acceptance_rate * k``."""
+    found = iid_of_length(1 + draft_acceptance_rate * k, k)
+    assert found is not None, "a rate is at most 1"
+    return iid_lengths(found, k)
 
-    def excess(a: float) -> float:
-        return sum(n * p for n, p in enumerate(iid_lengths(a, k))) - draft_acceptance_rate * k
 
-    return iid_lengths(float(brentq(excess, 0.0, 1.0)), k)
+def iid_of_length(length: float, k: int) -> float | None:
+    """The A of ``iid:A`` with which k drafts give a row so many tokens a round; 0 for one or less, None for too many.
+
+    A draft is accepted with probability A as long as all before it were, and the target adds a token: a row gets
+    1 + A + … + A^k tokens, which is (1 − A^(k+1)) / (1 − A). Of a round's seconds over those of a step without drafts,
+    which gives a row one token, this is the least acceptance at which drafts pay off.
+    """
+    if length > k + 1:
+        return None
+    return float(brentq(lambda a: sum(a**n for n in range(k + 1)) - length, 0.0, 1.0)) if length > 1 else 0.0
 
 
 def trace_lengths(path: Path, k: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refimpl.bench.engines import STAGES, Sample
+from refimpl.bench.forced import iid_of_length
 from refimpl.bench.work import Rates, total
 
 
@@ -15,14 +16,19 @@ class BenchRow:
     """Medians over repeats. Engines without rounds (transformers' own) have 0 in the columns of a round.
 
     Attributes:
-        engine: hf_generate, hf_assisted, hf_generate_batch, autoregressive_batched, or a method, with its drafter where
-            several run; with the suffix _eager without the recorded rounds (CUDA graphs) that the other row of the
-            method has.
+        engine: hf_generate, hf_assisted, hf_generate_batch, autoregressive_batched, or a method, with its drafter,
+            number of drafts or acceptance where several run; with the suffix _eager without the recorded rounds (CUDA
+            graphs) that the other row of the method has.
         tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included; `record_s` and the
             allocation of our K/V pools left out.
         ratio_to_hf_generate: median over repeats of the ratio within a repeat.
-        ratio_to_first_method: the same to the first of our methods, with the first drafter.
+        ratio_to_first_method: the same to the first of our methods, in its first variant.
+        num_speculative_tokens: drafts of a row and round, at most; 0 for engines without rounds.
         mean_acceptance_length, draft_acceptance_rate: of all repeats; None without rounds, or without drafts.
+        acceptance_probability: of a draft behind accepted ones, the same for all, that gives this length.
+        break_even_acceptance: the least at which rounds with drafts are as fast as those of autoregressive_batched,
+            where rows keep what they accept (see `forced.iid_of_length`): k draft steps, the verify pass and what is
+            around them, over a plain step. None without drafts, and where no acceptance is enough.
         rounds, rows_per_round: of a run; rows that were not finished yet.
         ms_per_round: wall-clock of a round, prefill left out: the sum of draft, verify, realign and host, or less
             where drafting runs at the same time as a verify pass (overlapped execution on CUDA).
@@ -48,8 +54,11 @@ class BenchRow:
     tokens_per_s_max: float
     ratio_to_hf_generate: float
     ratio_to_first_method: float
+    num_speculative_tokens: int
     mean_acceptance_length: float | None
     draft_acceptance_rate: float | None
+    acceptance_probability: float | None
+    break_even_acceptance: float | None
     rounds: int
     rows_per_round: float
     ms_per_round: float
@@ -81,6 +90,7 @@ def make_row(
     first: Seq[Sample],
     rates: Rates,
     busy_s: float | None = None,
+    undrafted: Seq[Sample] = (),
 ) -> BenchRow:
     """Summarise an engine's samples.
 
@@ -92,6 +102,7 @@ def make_row(
         first: those of the first of our methods in the same repeats.
         rates: of the device.
         busy_s: seconds of a round in which the device works, None where that was not measured.
+        undrafted: those of our engine without drafts in the same repeats; none where that is not compared.
     """
     speeds = [s.tokens / s.seconds for s in samples]
     return BenchRow(
@@ -103,6 +114,7 @@ def make_row(
         ratio_to_hf_generate=_median(zip(samples, plain, strict=True), _ratio),
         ratio_to_first_method=_median(zip(samples, first, strict=True), _ratio),
         **_acceptance(samples),
+        break_even_acceptance=_break_even(samples, undrafted),
         **_stages(samples, busy_s),
         **_floor(samples, rates),
         peak_memory_bytes=max((s.peak_bytes for s in samples if s.peak_bytes is not None), default=None),
@@ -123,13 +135,26 @@ def _ratio(both: tuple[Sample, Sample]) -> float:
 def _acceptance(samples: Seq[Sample]) -> dict[str, Any]:
     found = [s.acceptance for s in samples if s.acceptance is not None]
     row_rounds, accepted, drafted = (sum(getattr(a, n) for a in found) for n in ("row_rounds", "accepted", "drafted"))
-    rounds = sum(s.rounds for s in samples)
+    rounds, drafts = sum(s.rounds for s in samples), samples[0].drafts
+    length = 1 + accepted / row_rounds if row_rounds else None
     return {
-        "mean_acceptance_length": 1 + accepted / row_rounds if row_rounds else None,
+        "num_speculative_tokens": drafts,
+        "mean_acceptance_length": length,
+        "acceptance_probability": iid_of_length(length, drafts) if length and drafts else None,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "rounds": round(rounds / len(samples)),
         "rows_per_round": row_rounds / rounds if rounds else 0.0,
     }
+
+
+def _break_even(samples: Seq[Sample], undrafted: Seq[Sample]) -> float | None:
+    both = list(zip(samples, undrafted, strict=bool(undrafted)))
+    drafts = samples[0].drafts
+    return iid_of_length(_median(both, lambda x: _round_s(x[0]) / _round_s(x[1])), drafts) if drafts and both else None
+
+
+def _round_s(sample: Sample) -> float:
+    return sample.passes_s / sample.rounds
 
 
 def _stages(samples: Seq[Sample], busy_s: float | None) -> dict[str, Any]:
@@ -137,7 +162,7 @@ def _stages(samples: Seq[Sample], busy_s: float | None) -> dict[str, Any]:
     if samples[0].stage_s is None:
         empty = dict.fromkeys((*names, "ms_per_round", "share_outside_forward"), 0.0)
         return empty | {"ms_idle": None, "share_idle": None}
-    ms = _median(samples, lambda s: 1e3 * s.passes_s / s.rounds)
+    ms = 1e3 * _median(samples, _round_s)
     idle = None if busy_s is None else max(0.0, ms - 1e3 * busy_s)
     totals = {stage: [(s.stage_s or {})[stage] for s in samples] for stage in STAGES}
     table: dict[str, Any] = {"ms_per_round": ms, "ms_idle": idle, "share_idle": None if idle is None else idle / ms}

@@ -4,21 +4,23 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import transformers
 
-from refimpl.bench.engines import Bench, Sample, busy_s_per_round, hf_generate, run_method
+from refimpl.bench.engines import WARM_TOKENS, Bench, Sample, busy_s_per_round, hf_generate, run_method
 from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
 from refimpl.bench.probe import measure_rates
 from refimpl.bench.rows import BenchRow, make_row
 from refimpl.bench.settings import EAGER, PLAIN_DECODING, BenchSettings, takes_graphs
 from refimpl.bench.work import ModelWork, Rates
+from refimpl.core.config import resolve_method
 from refimpl.core.errors import InputError
 from refimpl.judging.method_runs import expand_methods
 from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.placement import PLACEMENTS
 from refimpl.requests import prepare
 
 PLAIN, ASSISTED, CONTINUOUS = "hf_generate", "hf_assisted", "hf_generate_batch"
@@ -65,7 +67,7 @@ def run_bench(
     bench = make_bench(pair, settings)
     for size in settings.batch_sizes:
         for method in expand_methods(list(settings.methods)):
-            for changes in [{"drafter": name} for name in settings.drafters] or [{}]:
+            for _, changes in settings.variants:
                 prepare(pair, settings.prompts_at(size, prompts), settings.config(method, size, **changes))
     transformers.utils.logging.set_verbosity_error()
     return Interleaved(bench, prompts, progress, save).run()
@@ -131,7 +133,8 @@ class Interleaved:
         rows = []
         for (size, name), samples in self.samples.items():
             plain, first = self.samples[size, PLAIN], self.samples[size, self._first_method(size)]
-            rows.append(make_row(name, size, samples, plain, first, rates, self.busy_s.get((size, name))))
+            undrafted = self.samples[size, BATCHED] if self._keeps(size, name) else []
+            rows.append(make_row(name, size, samples, plain, first, rates, self.busy_s.get((size, name)), undrafted))
         return BenchReport(rows, rates, min(map(len, self.samples.values())), complete)
 
     def _visit(self, size: int, repeat: int) -> None:
@@ -144,8 +147,9 @@ class Interleaved:
                 self.progress(f"batch {size}", repeat * len(self.runs[size]) + done, total)
 
     def _warm_up(self, size: int) -> None:
-        """Run every engine on one batch."""
-        for run in self.runs[size].values():
+        """Run transformers' engines for a few tokens of one batch; ours warm up by themselves."""
+        few = replace(self.settings, max_new_tokens=min(WARM_TOKENS, self.settings.max_new_tokens))
+        for run in self._theirs(replace(self.bench, settings=few), size).values():
             run(self.prompts[size][:size])
 
     def _profile(self) -> None:
@@ -155,20 +159,31 @@ class Interleaved:
                 self.busy_s[size, name] = busy_s_per_round(self.bench, self.prompts[size], method, size, **changes)
 
     def _runs(self, size: int) -> dict[str, Run]:
-        bench = self.bench
+        ours = self._ours(size).items()
+        return self._theirs(self.bench, size) | {
+            name: partial(run_method, self.bench, method=method, batch_size=size, **changes)
+            for name, (method, changes) in ours
+        }
+
+    def _theirs(self, bench: Bench, size: int) -> dict[str, Run]:
+        """Engines of transformers."""
         runs: dict[str, Run] = {PLAIN: lambda prompts: hf_generate(bench, prompts, size)}
         if size == 1 and self.settings.assisted:
             runs[ASSISTED] = lambda prompts: hf_generate(bench, prompts, 1, assisted=True)
         if self.settings.generate_batch and runs_generate_batch(bench):
             runs[CONTINUOUS] = lambda prompts: hf_generate_batch(bench, prompts, size)
-        for name, (method, changes) in self._ours(size).items():
-            runs[name] = partial(run_method, bench, method=method, batch_size=size, **changes)
         return runs
 
     def _first_method(self, size: int) -> str:
         """Row of the first of the settings' methods; that of plain decoding where no method runs."""
         plain, *methods = self._ours(size)
         return methods[0] if methods else plain
+
+    def _keeps(self, size: int, name: str) -> bool:
+        """Whether a row is of our engine, in a layout whose rows keep what they accept."""
+        method, _ = self._ours(size).get(name, ("", {}))
+        layout = resolve_method(method).layout if method else None
+        return layout is not None and not PLACEMENTS[layout].commits_minimum
 
     def _ours(self, size: int) -> dict[str, tuple[str, dict[str, Any]]]:
         """Rows that our engine runs: name -> method, and what differs from the settings."""
@@ -181,8 +196,11 @@ class Interleaved:
         return ours
 
     def _rows_of(self, method: str) -> dict[str, tuple[str, dict[str, Any]]]:
-        """With each drafter, if the settings name some; else recorded where that is possible, and not recorded."""
-        if self.settings.drafters:
-            return {f"{method} {name}": (method, {"drafter": name}) for name in self.settings.drafters}
+        """Its variants, recorded where that is possible; then also not recorded, if the settings ask for that."""
         twice = self.settings.cuda_graphs and self.settings.eager and takes_graphs(method)
-        return {method: (method, {})} | ({method + EAGER: (method, {"cuda_graphs": False})} if twice else {})
+        runs: dict[str, dict[str, Any]] = {method: {}} | ({method + EAGER: {"cuda_graphs": False}} if twice else {})
+        return {
+            f"{name} {label}".strip(): (method, own | changes)
+            for label, changes in self.settings.variants
+            for name, own in runs.items()
+        }

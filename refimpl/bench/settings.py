@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from refimpl.core.config import DecodeConfig, forced, make_config
-from refimpl.core.drafting import DrafterName
+from refimpl.core.config import DecodeConfig, make_config
 from refimpl.core.errors import InputError, require
 from refimpl.core.request import Request
 from refimpl.models.adapter import Pair
@@ -30,11 +29,10 @@ class BenchSettings:
     Attributes:
         batch_sizes: rows of a round; every engine runs at each.
         methods: names, or ``"all"``.
-        num_speculative_tokens: drafts per row and round.
+        num_speculative_tokens: drafts per row and round; of transformers' assisted generation, too.
         max_new_tokens: budget of every prompt.
         repeats: interleaved runs after a warm-up.
         checks: level of the run-time checks.
-        forced_lengths: replaces natural acceptance: probabilities of 0 … k accepted drafts (see `bench.forced`).
         prompts_per_row: at batch B decode B times so many of the prompts, evenly spaced; 0 decodes all of them.
         max_minutes: no further repeat is begun after so long; the first one always ends.
         cuda_graphs: record rounds where a method can, and run it without as well (see `EAGER`).
@@ -42,7 +40,7 @@ class BenchSettings:
         assisted: time transformers' own assisted generation, too, at batch size 1.
         generate_batch: time transformers' own continuous batching, too, where it runs.
         options: further settings of the engine, as for `generate`.
-        drafters: what proposes tokens: a row for every method with each; none for the drafter of `options` alone.
+        variants: further settings, by what is added to a method's name: each is a row of every method.
     """
 
     batch_sizes: tuple[int, ...] = (1, 8)
@@ -51,7 +49,6 @@ class BenchSettings:
     max_new_tokens: int = 48
     repeats: int = 3
     checks: str = "off"
-    forced_lengths: tuple[float, ...] = ()
     prompts_per_row: int = 0
     max_minutes: float = math.inf
     cuda_graphs: bool = False
@@ -59,7 +56,7 @@ class BenchSettings:
     assisted: bool = True
     generate_batch: bool = False
     options: tuple[tuple[str, Any], ...] = ()
-    drafters: tuple[DrafterName, ...] = ()
+    variants: tuple[tuple[str, dict[str, Any]], ...] = (("", {}),)
 
     def __post_init__(self) -> None:
         for name, _ in self.options:
@@ -87,7 +84,6 @@ class BenchSettings:
             "max_new_tokens": self.max_new_tokens,
             "stop_token_ids": (),
             "checks": self.checks,
-            "acceptance": forced(self.forced_lengths) if self.forced_lengths else None,
             **({"cuda_graphs": True} if self.cuda_graphs and takes_graphs(method) else {}),
             **dict(self.options),
         }

@@ -19,6 +19,7 @@ def bench_meta(pair: Any, settings: Any, prompts: list[list[int]], report: Any) 
         | {"max_minutes": None if math.isinf(settings.max_minutes) else settings.max_minutes},
         "prompts": {str(size): len(settings.prompts_at(size, prompts)) for size in settings.batch_sizes},
         "prompt_tokens": {"min": lengths[0], "median": lengths[len(lengths) // 2], "max": lengths[-1]},
+        "layers": {role: model.layers.describe() for role, model in (("target", pair.target), ("draft", pair.draft))},
         "rates": asdict(report.rates),
         "repeats": report.repeats,
         "complete": report.complete,
@@ -28,6 +29,11 @@ def bench_meta(pair: Any, settings: Any, prompts: list[list[int]], report: Any) 
 def percent(share: float | None, digits: int = 1) -> str:
     """Share as text; empty where there is none."""
     return "" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def _hundredths(number: float | None) -> str:
+    """With two digits; empty where there is none."""
+    return "" if number is None else f"{number:.2f}"
 
 
 def gigabytes(num_bytes: int | None) -> str:
@@ -49,14 +55,15 @@ def print_bench_table(rows: list[dict[str, Any]], rates: Any, *, json_: bool) ->
     """One line an engine and batch size."""
     recorded = has_recordings(rows)
     table = Table(
-        title="Medians of interleaved runs; shares are of a round, prefill left out",
+        title="Medians of interleaved runs; shares are of a round, prefill left out. α: acceptance of a draft; "
+        "least α: from which drafts pay off",
         caption=_caption(rates) + "; tokens/s leaves record s out" * recorded,
     )
     table.add_column("engine", no_wrap=True)
     on_cuda = any(row["peak_memory_bytes"] for row in rows)
     shares = ("draft", "verify", "realign", "host", *(("idle",) if on_cuda else ()), "outside_forward")
     last = [*["record s"] * recorded, "floor/time", *["memory"] * on_cuda]
-    for name in ("batch", "tokens/s", "vs plain", "vs first method", "ms/round", *shares, *last):
+    for name in ("batch", "tokens/s", "vs plain", "vs first method", "α", "least α", "ms/round", *shares, *last):
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
         has_rounds = row["ms_per_round"] > 0
@@ -66,6 +73,8 @@ def print_bench_table(rows: list[dict[str, Any]], rates: Any, *, json_: bool) ->
             f"{row['tokens_per_s']:.0f}",
             f"{row['ratio_to_hf_generate']:.2f}×",
             f"{row['ratio_to_first_method']:.2f}×",
+            _hundredths(row["acceptance_probability"]),
+            _hundredths(row["break_even_acceptance"]),
             f"{row['ms_per_round']:.1f}" if has_rounds else "",
             *(percent(row[f"share_{s}"]) if has_rounds else "" for s in shares),
             *([record_seconds(row)] * recorded),

@@ -1,8 +1,10 @@
 """`bench` and `anatomy`: time the methods against what a user would pick instead, and look into realignment."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +12,8 @@ import typer
 
 from refimpl.commands.bench_tables import bench_meta, print_anatomy_tables, print_bench_table
 from refimpl.commands.options import (
+    DraftingOptions,
     DraftTokensOption,
-    EngineOptions,
     ModelOptions,
     PairOptions,
     PromptOptions,
@@ -20,6 +22,7 @@ from refimpl.commands.options import (
 )
 from refimpl.commands.parsing import parse_sizes
 from refimpl.commands.reports import ReportOptions, check_outputs, write_report
+from refimpl.core.config import forced
 from refimpl.core.option_groups import ENGINE, PROMPTS, SAMPLING, command, option
 from refimpl.core.progress import progress_bars
 from refimpl.core.values import split_names
@@ -36,19 +39,25 @@ class WorkOptions:
     ] = None
     limit: Annotated[int | None, option(PROMPTS, "Prompts, evenly spaced over them.", min=1, none="32 or more")] = None
     prompts_per_row: Annotated[
-        int, option(PROMPTS, "Decode B times this many prompts at batch size B; 0 for all prompts.", min=0)
-    ] = 0
+        int | None,
+        option(
+            PROMPTS,
+            "Decode B times this many prompts at batch size B; 0 for all prompts.",
+            min=0,
+            none="4 with --random-weights, else 0",
+        ),
+    ] = None
     prompt_tokens: Annotated[int, option(PROMPTS, "Length of the random prompts of --random-weights.", min=1)] = 64
     acceptance: Annotated[
-        str, option(SAMPLING, "natural, or forced:D with D of iid:A, rate:R (accepted/drafted), trace:FILE.")
+        str, option(SAMPLING, "natural, or forced:D with D of iid:A, rate:R (accepted/drafted), trace:FILE; several.")
     ] = "natural"
     seed: SeedOption = 0
 
-    def prompt_ids(self, pair: Any, largest_batch: int) -> list[list[int]]:
+    def prompt_ids(self, pair: Any, settings: Any) -> list[list[int]]:
         """Token ids of the prompts."""
         from refimpl.bench.settings import prompt_ids
 
-        count = self.limit or max(32, (self.prompts_per_row or 2) * largest_batch)
+        count = self.limit or max(32, (settings.prompts_per_row or 2) * max(settings.batch_sizes))
         return prompt_ids(pair, PromptOptions(prompts=self.prompts).read(), count, self.prompt_tokens, self.seed)
 
 
@@ -72,29 +81,31 @@ class RepeatOptions:
 @command(
     app,
     "bench --limit 16 --batch-sizes 1,8 --json",
-    "bench --pair qwen3 --random-weights --device cuda --dtype bfloat16 --batch-sizes 1,8,32 --prompts-per-row 2 "
-    "--acceptance forced:rate:0.4",
+    "bench --pair qwen3 --random-weights --device cuda --dtype bfloat16 --batch-sizes 1,8,32 -k 2,3,5 "
+    "--acceptance forced:iid:0.7",
 )
 def bench(
     *,
     models: ModelOptions,
     work: WorkOptions,
     runs: RunOptions = RunOptions(batch_sizes="1,8"),
-    engine: EngineOptions = EngineOptions.but(max_new_tokens=48, checks="off"),
+    engine: DraftingOptions = DraftingOptions.but(max_new_tokens=48, checks="off"),
     repeat: RepeatOptions,
     output: ReportOptions,
 ) -> None:
     """Time every method against generation of transformers (plain, assisted, in continuous batches), in turn.
 
-    The table also shows the bytes and FLOPs that a round cannot avoid, the least time for them at the bandwidth and
-    matrix rate measured in the same run, and the fraction of it that was reached.
+    autoregressive_batched is the same engine without drafts; all of our rows run on --layers, those of transformers on
+    its own. Several drafters, numbers of drafts or acceptances, separated by commas, are rows of their own. The table
+    compares the acceptance of a draft with the least at which drafts pay off, and the time of a round with the least
+    for its bytes and FLOPs at the bandwidth and matrix rate measured in the same run.
     """
     from refimpl.bench import run_bench
 
-    check_outputs([output.output], [work.prompts, trace_of(work.acceptance)])
+    check_outputs([output.output], [work.prompts, *map(trace_of, split_names(work.acceptance))])
     settings = bench_settings(models, work, runs, engine, repeat)
     pair = models.load()
-    ids = work.prompt_ids(pair, max(settings.batch_sizes))
+    ids = work.prompt_ids(pair, settings)
 
     def report_of(found: Any) -> dict[str, Any]:
         meta = {"acceptance": work.acceptance, **bench_meta(pair, settings, ids, found)}
@@ -108,32 +119,43 @@ def bench(
 
 
 def bench_settings(
-    models: ModelOptions, work: WorkOptions, runs: RunOptions, engine: EngineOptions, repeat: RepeatOptions
+    models: ModelOptions, work: WorkOptions, runs: RunOptions, engine: DraftingOptions, repeat: RepeatOptions
 ) -> Any:
     """Settings of a benchmark; those of the engine that it has no field for are its `options`."""
     from refimpl.bench import BenchSettings
     from refimpl.bench.settings import takes_graphs
 
-    drafters = tuple(split_names(repeat.drafters)) if repeat.drafters else ()
-    recordable = not drafters and takes_graphs("inplace", **engine.settings())
+    drafters = split_names(repeat.drafters) if repeat.drafters else []
+    drafts = parse_sizes(engine.num_speculative_tokens, "--num-speculative-tokens", least=0)
+    given = engine.settings() | {"num_speculative_tokens": drafts[0]}
+    recordable = not drafters and takes_graphs("inplace", **given)
     on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host") and recordable
-    given = {"cuda_graphs": on_gpu} | engine.settings()
+    given = {"cuda_graphs": on_gpu} | given
     names = {field.name for field in fields(BenchSettings)}
-    forced = work.acceptance != "natural"
+    usual = 4 if models.random_weights else 0
     return BenchSettings(
         batch_sizes=tuple(runs.sizes),
         methods=tuple(split_names(runs.methods)),
         repeats=repeat.repeats,
-        drafters=drafters,  # type: ignore[arg-type]
-        forced_lengths=forced_lengths(work.acceptance, engine.num_speculative_tokens) if forced else (),
-        prompts_per_row=work.prompts_per_row,
+        prompts_per_row=usual if work.prompts_per_row is None else work.prompts_per_row,
         max_minutes=repeat.max_minutes,
         eager=repeat.eager,
         assisted=repeat.assisted,
         generate_batch=repeat.generate_batch,
         options=tuple((name, value) for name, value in given.items() if name not in names),
+        variants=tuple(variants(drafters, drafts, split_names(work.acceptance))),
         **{name: value for name, value in given.items() if name in names},
     )
+
+
+def variants(drafters: list[str], drafts: list[int], acceptances: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Settings of each row of a method, by what is added to its name: all that there are several of."""
+    for drafter, k, acceptance in product(drafters or [""], drafts, acceptances):
+        parts = (drafter, f"k={k}" * (len(drafts) > 1), acceptance.removeprefix("forced:") * (len(acceptances) > 1))
+        changes: dict[str, Any] = {"num_speculative_tokens": k} | ({"drafter": drafter} if drafter else {})
+        if acceptance != "natural":
+            changes["acceptance"] = forced(forced_lengths(acceptance, k))
+        yield " ".join(filter(None, parts)), changes
 
 
 def forced_lengths(text: str, k: int) -> tuple[float, ...]:

@@ -186,6 +186,16 @@ class EngineOptions(SettingOptions):
     set_: SetOption = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftingOptions(EngineOptions):
+    """Settings of the engine, with several numbers of drafts."""
+
+    num_speculative_tokens: Annotated[
+        str,
+        option(ENGINE, "Most tokens drafted per row and round, k; several: 2,3,5.", "--num-speculative-tokens", "-k"),
+    ] = "5"
+
+
 @declared_options(DecodeConfig, panel=ENGINE, only=("batch_size",))
 class MethodOptions(SettingOptions):
     """One method and its batch."""

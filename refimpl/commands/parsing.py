@@ -6,8 +6,8 @@ from typing import Any
 from refimpl.core.errors import InputError
 
 
-def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
-    """Read the comma-separated positive integers of an option.
+def parse_sizes(text: str, option: str = "--batch-sizes", least: int = 1) -> list[int]:
+    """Read the comma-separated integers of an option, none below `least`.
 
     Raises:
         InputError: the text is something else.
@@ -16,8 +16,8 @@ def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
         sizes = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise InputError(f"{option} must be comma-separated integers, not {text!r}") from error
-    if min(sizes) < 1:
-        raise InputError(f"{option} must be at least 1, not {text!r}")
+    if min(sizes) < least:
+        raise InputError(f"{option} must be at least {least}, not {text!r}")
     return sizes
 
 

@@ -92,4 +92,4 @@ def write_report(
 def console_for_tables(*, json_: bool = False) -> Console:
     """A console that does not fold tables when its output is piped; on stderr if stdout is for JSON alone."""
     stream = sys.stderr if json_ else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else 160)
+    return Console(file=stream, width=None if stream.isatty() else 180)

@@ -20,10 +20,18 @@ import refimpl.cli
 import simulator.cli
 from raggedspec.cli import app, main
 from refimpl import prompts
+from refimpl.bench.forced import iid_lengths
 from refimpl.commands import measure, options
 from refimpl.commands.measure import RepeatOptions, WorkOptions
-from refimpl.commands.options import DecodingOptions, EngineOptions, MethodOptions, ModelOptions, RunOptions
-from refimpl.core.config import DecodeConfig, SamplingConfig, make_config
+from refimpl.commands.options import (
+    DecodingOptions,
+    DraftingOptions,
+    EngineOptions,
+    MethodOptions,
+    ModelOptions,
+    RunOptions,
+)
+from refimpl.core.config import DecodeConfig, SamplingConfig, forced, make_config
 from refimpl.core.console import run_application
 from refimpl.core.option_groups import command, option
 from refimpl.core.provenance import command_line
@@ -129,6 +137,7 @@ DEFAULTS = {  # where a command's differ from those of generate
         "batch_sizes": "1,8",
         "checks": "off",
         "acceptance": "natural",
+        "num_speculative_tokens": "5",
     },
     "anatomy": {
         "batch_sizes": "1,2,4,8",
@@ -153,7 +162,7 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     commands = typer.main.get_command(app).commands
     for name in ("generate", "verify", "tie-or-bug", "bench"):
         assert {field.name for field in fields(EngineOptions)} <= {p.name for p in commands[name].params}
-    engine = EngineOptions.but(set_=["kv_memory_gib=2.0", "window_size=9"], checks="host")
+    engine = DraftingOptions.but(set_=["kv_memory_gib=2.0", "window_size=9"], checks="host")
     settings = measure.bench_settings(ModelOptions(), WorkOptions(), RunOptions(), engine, RepeatOptions())
     config = settings.config("exspec", 2)
     assert (config.kv_memory_gib, config.window_size, config.checks) == (2.0, 9, "host")
@@ -172,10 +181,33 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     ],
 )
 def test_a_benchmark_on_a_gpu_records_rounds_where_it_can(given, drafters, recorded):
-    engine, repeat = EngineOptions.but(**{"checks": "off", **given}), RepeatOptions(drafters=drafters)
+    engine, repeat = DraftingOptions.but(**{"checks": "off", **given}), RepeatOptions(drafters=drafters)
     settings = measure.bench_settings(ModelOptions(device="cuda"), WorkOptions(), RunOptions(), engine, repeat)
     assert settings.cuda_graphs is recorded
     settings.config("inplace", 2)
+
+
+def test_a_benchmark_has_a_row_for_every_drafter_number_of_drafts_and_acceptance():
+    """Named after what there are several of; the same forced acceptance is another distribution for another k."""
+    engine, work = DraftingOptions.but(num_speculative_tokens="2,3"), WorkOptions(acceptance="natural,iid:0.5")
+    drafters = RepeatOptions(drafters="ngram")
+    settings = measure.bench_settings(ModelOptions(), work, RunOptions(), engine, drafters)
+    rules = {k: forced(iid_lengths(0.5, k)) for k in (2, 3)}
+    assert settings.num_speculative_tokens == 2
+    assert settings.variants == tuple(
+        (f"ngram k={k} {name}", {"num_speculative_tokens": k, "drafter": "ngram", **more})
+        for k in (2, 3)
+        for name, more in (("natural", {}), ("iid:0.5", {"acceptance": rules[k]}))
+    )
+    alone = measure.bench_settings(ModelOptions(), WorkOptions(), RunOptions(), DraftingOptions(), RepeatOptions())
+    assert alone.variants == (("", {"num_speculative_tokens": 5}),)
+
+
+@pytest.mark.parametrize(("random", "given", "count"), [(True, None, 4), (False, None, 0), (True, 2, 2), (True, 0, 0)])
+def test_a_benchmark_on_random_weights_keeps_rows_full(random, given, count):
+    models, work = ModelOptions(random_weights=random), WorkOptions(prompts_per_row=given)
+    settings = measure.bench_settings(models, work, RunOptions(), DraftingOptions(), RepeatOptions())
+    assert settings.prompts_per_row == count
 
 
 def test_every_setting_can_be_given_on_the_command_line():

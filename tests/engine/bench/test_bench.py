@@ -20,15 +20,16 @@ from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork
 from refimpl.cli import main
 from refimpl.commands.bench_tables import print_bench_table
-from refimpl.core.config import make_config
+from refimpl.core.config import forced, make_config
 from refimpl.decoding.engine import Engine
+from refimpl.decoding.graphs import Recording
 from refimpl.decoding.trace import RoundRecord
 from refimpl.models.table_model import table_pair
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.requests import prepare
 
 SHARES = ("draft", "verify", "realign", "host")
-FORCED = rate_lengths(0.4, 3)
+FORCED = ("acceptance", forced(rate_lengths(0.4, 3)))
 
 
 class TestPrompts:
@@ -170,7 +171,7 @@ class TestBench:
         assert not runs_generate_batch(replace(bench, target=None))
 
     def test_forced_acceptance_reaches_its_rate(self, llama):
-        settings = BenchSettings((4,), ("inplace",), 3, 40, repeats=1, forced_lengths=FORCED)
+        settings = BenchSettings((4,), ("inplace",), 3, 40, repeats=1, options=(FORCED,))
         row = run_bench(llama, [[i, 4, 5] for i in range(12)], settings).rows[-1]
         assert row.draft_acceptance_rate == pytest.approx(0.4, abs=0.1)
         assert row.mean_acceptance_length == pytest.approx(2.2, abs=0.25)
@@ -187,13 +188,51 @@ class TestBench:
         assert rows[1].mean_acceptance_length == 1
         assert len({r.mean_acceptance_length for r in rows[2:]}) == 1
 
+    def test_rounds_are_recorded_once_an_engine_and_width(self, llama, monkeypatch):
+        """In the warm-up, whose recordings serve the timed run: of drafts and decisions, and of plain steps."""
+        made, init = [], Recording.__init__
+        monkeypatch.setattr(Recording, "__init__", lambda self, work, *rest: made.append(init(self, work, *rest)))
+        settings = BenchSettings((2,), ("inplace",), 3, 14, repeats=1, eager=False, cuda_graphs=True)
+        rows = run_bench(llama, [[5, 6], [7, 8, 9], [4, 4]], settings).rows
+        assert len(made) == 3
+        assert all(row.record_s > 0 for row in rows if row.rounds)
+
+    def test_our_rows_run_on_the_layers_chosen_and_transformers_on_its_own(self, tiny, monkeypatch):
+        """Without drafts, too; lean layers call none of the model's own."""
+        settings, calls = BenchSettings((1,), ("inplace",), 3, 4, repeats=1), []
+        runs = Interleaved(make_bench(tiny, settings), [[5, 6]], None, None).runs[1]
+        hooks = []
+        for role, lm in (("target", tiny.target), ("draft", tiny.draft)):
+            assert lm.layers.name in ("lean", "packed")
+            note = lambda *given, r=role, run=lm.run_layers: calls.append(f"our {r}") or run(*given)  # noqa: E731
+            monkeypatch.setattr(lm, "run_layers", note)
+            hooks.append(lm.model.model.register_forward_pre_hook(lambda *_, r=role: calls.append(f"its {r}")))
+        seen = {}
+        for name, run in runs.items():
+            calls.clear()
+            run([[5, 6]])
+            seen[name] = {*calls}
+        for hook in hooks:
+            hook.remove()
+        assert seen == {
+            PLAIN: {"its target"}, ASSISTED: {"its target", "its draft"}, BATCHED: {"our target"},
+            "inplace": {"our target", "our draft"},
+        }  # fmt: skip
+
+    def test_a_break_even_is_of_rows_that_keep_what_they_accept(self, llama):
+        settings = BenchSettings((2,), ("rollback", "inplace"))
+        bench = Interleaved(make_bench(llama, settings), [[5, 6]], None, None)
+        found = {name: bench._keeps(2, name) for name in bench.runs[2]}
+        assert found == {PLAIN: False, BATCHED: True, "rollback": False, "inplace": True}
+
     def test_every_drafter_has_a_row(self, llama):
-        settings = BenchSettings((2,), ("inplace",), 3, 12, repeats=1, drafters=("model", "ngram"))
+        drafters = tuple((name, {"drafter": name}) for name in ("model", "ngram"))
+        settings = BenchSettings((2,), ("inplace",), 3, 12, repeats=1, variants=drafters)
         rows = run_bench(llama, [[5, 6, 5, 6], [7, 8, 9], [4, 4, 4]], settings).rows
         assert [r.engine for r in rows] == [PLAIN, BATCHED, "inplace model", "inplace ngram"]
         assert rows[2].ms_draft > 0 and rows[3].ms_draft == 0  # noqa: PT018
         with pytest.raises(InputError, match="drafter must be one of"):
-            run_bench(llama, [[1]], BenchSettings((1,), ("inplace",), drafters=("model", "oracle")))
+            run_bench(llama, [[1]], BenchSettings((1,), ("inplace",), variants=(("", {"drafter": "oracle"}),)))
 
     def test_other_models_are_refused(self):
         with pytest.raises(InputError, match="needs two transformers models"):
@@ -224,7 +263,8 @@ def profiled(monkeypatch):
 
         monkeypatch.setattr(Engine, "run_one_round", scripted_round)
         monkeypatch.setattr(engines, "device_busy_s", device_busy_s)
-        settings = BenchSettings(max_new_tokens=max_new_tokens, num_speculative_tokens=1, forced_lengths=(0.0, 1.0))
+        options = (("acceptance", forced((0.0, 1.0))),)
+        settings = BenchSettings(max_new_tokens=max_new_tokens, num_speculative_tokens=1, options=options)
         return busy_s_per_round(make_bench(pair, settings), [[5, 6]], "eqspec", 1), tries
 
     return busy

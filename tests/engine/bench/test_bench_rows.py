@@ -57,6 +57,19 @@ def test_a_row_by_hand():
     assert row.fraction_of_floor == pytest.approx(0.3)
 
 
+def test_acceptance_beside_the_least_that_pays_off():
+    """Rounds of one draft: half of them accept it; they take 1.25, 1.5 and 4 times as long as a step without."""
+    halves = AcceptanceStats(row_rounds=8, drafted=8, accepted=4, generated=12, histogram=(4, 4))
+    plain = [sample(1.0, passes_s=2 / slower) for slower in (1.25, 4.0, 1.5)]
+    drafted = [sample(1.0, acceptance=halves, drafts=1)] * 3
+    row = make_row("inplace", 8, drafted, plain, plain, RATES, undrafted=plain)
+    assert (row.num_speculative_tokens, row.acceptance_probability) == (1, pytest.approx(0.5))
+    assert row.break_even_acceptance == pytest.approx(0.5)
+    never = plain[1:2]
+    assert make_row("inplace", 8, drafted[:1], never, never, RATES, undrafted=never).break_even_acceptance is None
+    assert make_row("rollback", 8, drafted, plain, plain, RATES).break_even_acceptance is None
+
+
 def test_the_table_shows_ratios_to_plain_generation_and_to_the_first_method(capsys):
     row = asdict(make_row("inplace", 8, [sample(2.0)], [sample(3.0)], [sample(5.0)], RATES))
     print_bench_table([row], RATES, json_=False)
@@ -84,7 +97,8 @@ def test_without_times_of_passes_realignment_and_host_are_what_is_outside():
 ])  # fmt: skip
 def test_rows_are_compared_with_the_first_method_that_runs_within_a_repeat(llama, methods, size, first):
     """Every engine takes as many seconds as its place in the order; every other repeat runs it backwards."""
-    settings = BenchSettings((size,), methods, repeats=3, drafters=("model", "ngram"))
+    drafters = tuple((name, {"drafter": name}) for name in ("model", "ngram"))
+    settings = BenchSettings((size,), methods, repeats=3, variants=drafters)
     bench = Interleaved(make_bench(llama, settings), [[5, 6]] * 2, None, None)
     order, names = [], list(bench.runs[size])
 

@@ -1,9 +1,11 @@
 """Synthetic acceptance: the numbers asked for come out, and both models still do their full work."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from refimpl import InputError, generate
-from refimpl.bench.forced import iid_lengths, parse_forced
+from refimpl.bench.forced import iid_lengths, iid_of_length, parse_forced
 from refimpl.core.config import forced
 
 
@@ -14,6 +16,20 @@ def test_probabilities(text, k):
     assert sum(lengths) == pytest.approx(1)
     if text.startswith("rate"):
         assert sum(n * p for n, p in enumerate(lengths)) / k == pytest.approx(0.228)
+
+
+@given(st.integers(1, 8), st.floats(0.1, 20), st.floats(0.5, 2))
+@example(3, 2.0, 2.0)  # a round is as fast as a step without drafts: they always pay off
+@example(3, 4.0, 1.0)  # only if all are accepted
+@example(3, 4.01, 1.0)  # never
+def test_drafts_pay_off_from_the_least_acceptance_that_makes_up_for_their_time(k, round_s, plain_s):
+    """Tried out: tokens a second of a row, for every acceptance of a grid."""
+    found, steps = iid_of_length(round_s / plain_s, k), 500
+    tokens = [1 + sum(n * p for n, p in enumerate(iid_lengths(i / steps, k))) for i in range(steps + 1)]
+    faster = [i for i, each in enumerate(tokens) if each / round_s >= (1 - 1e-12) / plain_s]
+    assert (found is None) == (not faster)
+    if found is not None:
+        assert faster[0] - 1 < found * steps <= faster[0] + 1e-6
 
 
 @pytest.mark.parametrize("text", ["iid", "iid:x", "iid:1.5", "magic:0.5", "trace:nowhere.ndjson"])
