@@ -143,12 +143,12 @@ class Results(Table):
         return self.replications[0].origin
 
     def __getitem__(self, metric: str) -> float:
-        check_metric(metric)
+        check_metric(metric, self.scenario)
         return float(self.metrics[metric].mean())
 
     def relative_error(self, metric: str) -> float:
         """Half the width of the 95 % interval of a metric over its mean; NaN for a single replication."""
-        check_metric(metric)
+        check_metric(metric, self.scenario)
         return _relative_error(self.replications, metric)
 
 
@@ -218,8 +218,8 @@ def simulate(
     if precision is not None:
         precision = SHARE.check(precision, "precision")
         replications = min(max(replications, MIN_SEQUENTIAL), most)
-    check_metric(metric)
     scenario = as_scenario(scenario)
+    check_metric(metric, scenario)
     settings = {"keep_frames": keep_frames, "keep_rows": keep_rows}
     done: list[Replication] = []
     planned = replications

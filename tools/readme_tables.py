@@ -10,7 +10,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -24,7 +24,7 @@ from simulator.service.roofline import RooflineCost
 from simulator.settings.calibration import load_calibration
 from simulator.settings.fields import Spec, as_data
 from simulator.settings.kinds import KINDS
-from simulator.settings.parts import Service, Study, Switches, Workload
+from simulator.settings.parts import RequestClass, Service, Study, Switches, Workload
 from simulator.studies.roofline_calibration import compare_calibration, summarize_components
 
 Row = dict[str, Any]
@@ -423,7 +423,9 @@ def simulator_speed() -> str:
 
 
 def default(value: Any) -> str:
-    """A default, as YAML writes it."""
+    """A default, as YAML writes it; nothing where a value must be given."""
+    if value is MISSING:
+        return ""
     return yaml.safe_dump(as_data(value), default_flow_style=True, width=1000).split("\n")[0]
 
 
@@ -580,6 +582,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "study": lambda: settings("study", Study),
     "workload": lambda: settings("workload", Workload),
+    "classes": lambda: settings("workload.classes[]", RequestClass),
     "service": lambda: settings("service", Service),
     "switches": lambda: settings("switches", Switches),
     "kinds": kinds,

@@ -32,8 +32,9 @@ app = typer.Typer()
 SHOWN = (
     "tokens_per_s", "requests_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s",
     "latency_p99_s", "queueing_mean_s", "first_token_p50_s", "first_token_p99_s", "per_token_mean_s",
-    "inter_token_p99_s", "slo_attainment", "goodput_per_s", "busy_share", "rounds", "tokens_per_round", "occupancy",
-    "grouping_rate", "draft_share", "verify_share", "realign_share", "draft_acceptance_rate",
+    "inter_token_p99_s", "slo_attainment", "goodput_per_s", "cost_per_million_tokens", "tokens_per_joule", "busy_share",
+    "rounds", "tokens_per_round", "occupancy", "grouping_rate",
+    "draft_share", "verify_share", "realign_share", "draft_acceptance_rate",
     "mean_acceptance_length", "kv_peak_bytes", "kv_allocated_bytes", "longest_wait_rounds", "preemptions",
     "cache_hit_rate", "drawn_tokens_per_round", "verified_tokens_per_round", "verified_rectangle_per_round",
 )  # fmt: skip
@@ -44,6 +45,7 @@ WITH_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # shown where
 WITH_PROPOSALS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what is drafted
 IF_ANY = (  # shown where they are not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
+    "cost_per_million_tokens", "tokens_per_joule",
 )  # fmt: skip
 PRECISION_HELP = (
     "Begin with -n replications, at least 10, and add more, up to 1000, until half of the 95 % interval is at most "
@@ -135,14 +137,17 @@ def _origin(results: "Results") -> str:
 
 def _shown(scenarios: Sequence[Scenario], *means: Mapping[str, float]) -> list[str]:
     """Metrics that may differ from 0 or 1 in scenarios like these; `means` are their metrics."""
-    limits = any(s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios)
+    from simulator.service.metrics import class_metrics
+
+    limits = any(s.has_limits for s in scenarios)
     groups = any(s.engine.scheduler == "grouped" for s in scenarios)
     drafts = any(s.engine.num_speculative_tokens for s in scenarios)
     proposals = any(s.engine.varies_drafts for s in scenarios)
     parts = (WITH_LIMITS, limits), (WITH_GROUPS, groups), (WITH_DRAFTS, drafts), (WITH_PROPOSALS, proposals)
     left_out = {name for names, wanted in parts if not wanted for name in names}
     left_out |= {name for name in IF_ANY if not any(each[name] > 0 for each in means)}
-    return [name for name in SHOWN if name not in left_out]
+    of_classes = [name for s in scenarios for name in class_metrics(s) if all(name in each for each in means)]
+    return [name for name in dict.fromkeys([*SHOWN, *of_classes]) if name.partition(".")[0] not in left_out]
 
 
 @app.command(

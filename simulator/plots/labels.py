@@ -24,6 +24,8 @@ METRICS = {
     "fairness": "fairness (Jain's index)",
     "goodput_per_s": "requests per second within the limits",
     "slo_attainment": "share of requests within the limits",
+    "cost_per_million_tokens": "cost of a million tokens",
+    "tokens_per_joule": "tokens per joule",
     "rounds": "rounds",
     "tokens_per_round": "committed tokens per round",
     "drawn_tokens_per_round": "tokens drawn by the draft per round",
@@ -59,12 +61,14 @@ COUNTED = {
 
 
 def label_of(column: str) -> str:
-    """A metric or a setting in words, with its unit; any other column as it is called."""
+    """A metric, also of a class, or a setting in words, with its unit; any other column as it is called."""
     if column in METRICS:
         return METRICS[column]
     if "." not in column:
         return column
     part, _, name = column.rpartition(".")
+    if part in METRICS:
+        return f"{METRICS[part]}, {name}"
     ending = next((each for each in UNITS if name.endswith(each)), "")
     unit = COUNTED.get(name, UNITS.get(ending, ""))
     words = name.removesuffix(ending) if name not in COUNTED else name

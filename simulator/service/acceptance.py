@@ -8,6 +8,7 @@ accepts ``min(run, k_i)``.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from functools import lru_cache
 
 import numpy as np
@@ -16,9 +17,11 @@ from scipy.special import betaincinv
 from refimpl.core.errors import require
 from simulator.analytic import probability_of
 from simulator.service.streams import TILE_POSITIONS, TILE_REQUESTS, Purpose, Streams
+from simulator.service.workload import draw_classes
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import ACCEPTANCE
 from simulator.settings.scaling import read_scaling_law
+from simulator.settings.scenario import Scenario
 from simulator.settings.traces import read_engine_trace
 
 KEPT_TILES = 1024  # 16 KiB each
@@ -281,6 +284,50 @@ MODELS: dict[str, type[AcceptanceModel]] = {
 }
 
 
+class ClassAcceptance(AcceptanceModel):
+    """Each request follows the model of its class.
+
+    Args:
+        streams, max_run: as for every model.
+        models: of the classes, in order.
+        class_of: block → place of the class of each of its requests ``[TILE_REQUESTS]``.
+    """
+
+    def __init__(
+        self, streams: Streams, max_run: int, models: Seq[AcceptanceModel], class_of: Callable[[int], np.ndarray]
+    ):
+        super().__init__(streams, max_run)
+        self.models, self.class_of = models, lru_cache(KEPT_TILES)(class_of)
+
+    def right(self, block: int, number: int) -> np.ndarray:
+        """Of each request's own model."""
+        return self._own(block, [model.right(block, number) for model in self.models])
+
+    def rates(self, block: int) -> np.ndarray:
+        """Of each request's own model."""
+        return self._own(block, [model.rates(block) for model in self.models])
+
+    def count(self, block: int, number: int) -> np.ndarray:
+        """Of each request's own model."""
+        return self._own(block, [model.count(block, number) for model in self.models])
+
+    def _own(self, block: int, of_models: Seq[np.ndarray]) -> np.ndarray:
+        return np.stack(of_models)[self.class_of(block), np.arange(TILE_REQUESTS)]
+
+
 def make_acceptance(spec: Spec, streams: Streams, max_run: int) -> AcceptanceModel:
-    """Build the model that a scenario names."""
+    """Build the model of one law."""
     return MODELS[spec.kind](streams, max_run, **spec.resolved(ACCEPTANCE))
+
+
+def acceptance_of(scenario: Scenario, streams: Streams) -> AcceptanceModel:
+    """The model of a scenario: one for all requests, or one for each class where some class has its own."""
+    classes, k = scenario.workload.classes, scenario.engine.num_speculative_tokens
+    if not any(each.acceptance for each in classes):
+        return make_acceptance(scenario.acceptance, streams, k)
+
+    def class_of(block: int) -> np.ndarray:
+        return draw_classes(classes, streams, block * TILE_REQUESTS, (block + 1) * TILE_REQUESTS)
+
+    models = [make_acceptance(each.acceptance or scenario.acceptance, streams, k) for each in classes]
+    return ClassAcceptance(streams, k, models, class_of)

@@ -77,6 +77,8 @@ class CostModel(ABC):
         noise_cv: relative standard deviation of a round's duration.
         kv_bytes_per_token: target and draft together.
         kv_capacity_bytes: room for them, where the cost model knows the device; None where it does not.
+        num_devices: that the target runs on.
+        cost_per_hour, watts: of one of them; None where nobody says.
         own_contexts: whether a pass reads each row's own K/V where they lie, as the kernels of servers do; else every
             row is read as wide as the widest, and rows that are no neighbours are copied first, as this engine does.
         extrapolated: what was asked for outside the calibrated range; empty means nothing.
@@ -86,6 +88,9 @@ class CostModel(ABC):
     noise_cv = 0.0
     kv_bytes_per_token = 0.0
     kv_capacity_bytes: float | None = None
+    num_devices = 1
+    cost_per_hour: float | None = None
+    watts: float | None = None
     own_contexts = False
     origin = "linear"
 

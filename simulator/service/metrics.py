@@ -11,13 +11,18 @@ import pandas as pd
 
 from refimpl.core.errors import did_you_mean, require, shown
 from refimpl.placement import PLACEMENTS, PoolSize
+from simulator.service.cost import CostModel
 from simulator.service.records import STAGES, Columns, EventLog
 from simulator.service.simulation import Simulation
-from simulator.settings.scenario import Engine, Scenario, Service, Study
+from simulator.settings.scenario import Engine, Scenario, Study
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
 SHARES = ("fairness", "slo_attainment", "occupancy", "grouping_rate", "cache_hit_rate", "draft_acceptance_rate")
+CLASS_METRICS = (  # also given for each class of requests
+    "requests_per_s", "goodput_per_s", "slo_attainment", "first_token_p50_s", "first_token_p99_s", "per_token_mean_s",
+    "per_token_p99_s", "latency_p99_s", "draft_acceptance_rate",
+)  # fmt: skip
 MANY_CENSORED = 0.01  # share of the requests
 ROUNDING = 1e-9  # share of a value: deviations below are none
 
@@ -33,8 +38,11 @@ class Frames:
 
 def frames_of(simulation: Simulation) -> Frames:
     """Turn an event log into tables."""
-    log = simulation.log
-    return Frames(log.request_frame(), log.round_frame(), log.row_frame())
+    log, requests = simulation.log, simulation.log.request_frame()
+    if classes := simulation.scenario.workload.classes:
+        names = np.array([each.name for each in classes])
+        requests = requests.assign(**{"class": names[simulation.source.classes(requests["request"].to_numpy())]})
+    return Frames(requests, log.round_frame(), log.row_frame())
 
 
 def mser5(values: np.ndarray) -> int:
@@ -92,24 +100,16 @@ def measure(simulation: Simulation) -> dict[str, float]:
     tokens = rounds["kept"][ends_s > start_s * (1 + ROUNDING)].sum()
     rounds = _keep(rounds, rounds["start_s"] >= start_s)
     requests = _keep(requests, requests["arrival_s"] >= start_s)
-    done = _keep(requests, ~np.isnan(requests["finished_s"]))
-    count, arrived = len(done["request"]), len(requests["request"])
     span_s = max(simulation.log.end_s - start_s, 1e-300)
-    service = simulation.scenario.service
     result = {
         "tokens_per_s": float(tokens) / span_s,
-        "requests_per_s": len(finishing["request"]) / span_s,
         "makespan_s": simulation.log.last_round_s,
-        "completed": float(count),
-        "censored": float(arrived - count),
         "cut_outputs": float(requests["cut"].sum()),
         "warmup_s": start_s,
     }
-    result |= _latencies(requests, done) | _spread("inter_token", gaps_s)
-    result |= {
-        "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
-        "slo_attainment": float(_meets(done, service).sum()) / (arrived or math.nan),
-    }
+    result |= _served(simulation, requests, finishing, span_s) | _spread("inter_token", gaps_s)
+    result |= _by_class(simulation, requests, finishing, span_s)
+    result |= _economy(simulation, result["tokens_per_s"])
     result |= _rounds(simulation, rounds) | _seconds(simulation, observed, start_s, span_s)
     return result | _rows(rounds, requests)
 
@@ -129,13 +129,19 @@ def censored_share(metrics: Mapping[str, float]) -> float:
 
 def most_of(name: str) -> float:
     """What a metric can be at most; at least it is 0."""
-    return 1.0 if name in SHARES or name.endswith("_share") else np.inf
+    metric = name.partition(".")[0]
+    return 1.0 if metric in SHARES or metric.endswith("_share") else np.inf
 
 
-def check_metric(name: str) -> None:
-    """Raise InputError, before any work is done, unless there is a metric of that name."""
-    known = metric_names()
+def check_metric(name: str, scenario: Scenario | None = None) -> None:
+    """Raise InputError, before any work is done, unless there is a metric of that name, or one of its classes."""
+    known = metric_names() + (class_metrics(scenario) if scenario else ())
     require(name in known, f"metric must be one of {', '.join(known)}, not {shown(name)}{did_you_mean(name, known)}")
+
+
+def class_metrics(scenario: Scenario) -> tuple[str, ...]:
+    """Names of the metrics of each class: those of all requests, and behind a dot the name of the class."""
+    return tuple(f"{metric}.{each.name}" for each in scenario.workload.classes for metric in CLASS_METRICS)
 
 
 def _first_token_s(requests: Columns) -> np.ndarray:
@@ -147,14 +153,64 @@ def _per_token_s(done: Columns) -> np.ndarray:
     return (done["finished_s"] - done["first_token_s"]) / np.maximum(done["generated_tokens"] - 1, 1)
 
 
-def _meets(done: Columns, service: Service) -> np.ndarray:
-    """Which requests finished within every given limit."""
-    good = np.ones(len(done["request"]), dtype=bool)
-    if service.slo_first_token_s is not None:
-        good &= _first_token_s(done) <= service.slo_first_token_s
-    if service.slo_per_token_s is not None:
-        good &= _per_token_s(done) <= service.slo_per_token_s
+def _served(simulation: Simulation, requests: Columns, finishing: Columns, span_s: float) -> dict[str, float]:
+    """What happened to these requests.
+
+    Args:
+        simulation: that has run.
+        requests: that arrived in the observed seconds.
+        finishing: that finished in them.
+        span_s: observed seconds.
+    """
+    done = _keep(requests, ~np.isnan(requests["finished_s"]))
+    count, arrived = len(done["request"]), len(requests["request"])
+    return {
+        "requests_per_s": len(finishing["request"]) / span_s,
+        "completed": float(count),
+        "censored": float(arrived - count),
+        "goodput_per_s": float(_meets(simulation, finishing).sum()) / span_s,
+        "slo_attainment": float(_meets(simulation, done).sum()) / (arrived or math.nan),
+    } | _latencies(requests, done)
+
+
+def _by_class(simulation: Simulation, requests: Columns, finishing: Columns, span_s: float) -> dict[str, float]:
+    """`CLASS_METRICS` of the requests of each class."""
+    result = dict[str, float]()
+    for place, each in enumerate(simulation.scenario.workload.classes):
+        own, ended = (
+            _keep(part, simulation.source.classes(part["request"]) == place) for part in (requests, finishing)
+        )
+        accepted, drafted = (float(own[name].sum()) for name in ("accepted", "drafted"))
+        found = _served(simulation, own, ended, span_s) | {"draft_acceptance_rate": accepted / (drafted or math.nan)}
+        result |= {f"{metric}.{each.name}": found[metric] for metric in CLASS_METRICS}
+    return result
+
+
+def _meets(simulation: Simulation, done: Columns) -> np.ndarray:
+    """Which requests finished within every limit that is given for their class, or for all."""
+    workload, service = simulation.scenario.workload, simulation.scenario.service
+    classes, good = simulation.source.classes(done["request"]), np.ones(len(done["request"]), dtype=bool)
+    for name, seconds in (("slo_first_token_s", _first_token_s(done)), ("slo_per_token_s", _per_token_s(done))):
+        limits = [getattr(each, name) or getattr(service, name) or math.inf for each in workload.classes or (service,)]
+        good &= seconds <= np.array(limits)[classes]
     return good
+
+
+def _economy(simulation: Simulation, tokens_per_s: float) -> dict[str, float]:
+    """What all devices cost and draw over the observed seconds, by token; NaN where price or power are not known."""
+    service, cost = simulation.scenario.service, simulation.cost
+    devices = service.replicas * devices_of(simulation.scenario.engine, cost)
+    price, watts = service.cost_per_hour or cost.cost_per_hour, service.watts or cost.watts
+    tokens = tokens_per_s or math.nan
+    return {
+        "cost_per_million_tokens": devices * (price or math.nan) / 3600 / tokens * 1e6,
+        "tokens_per_joule": tokens / (devices * (watts or math.nan)),
+    }
+
+
+def devices_of(engine: Engine, cost: CostModel) -> int:
+    """Devices of one replica: those of the target, and one more for a draft that runs beside it."""
+    return cost.num_devices + (engine.execution == "overlapped" and engine.contention < 1)
 
 
 def _latencies(requests: Columns, done: Columns) -> dict[str, float]:

@@ -31,6 +31,7 @@ class OverlaidCost(TableCost):
         require_measured(calibration, roofline, "cost.from_calibration", "cost.")
         self.roofline = roofline
         self.kv_bytes_per_token, self.kv_capacity_bytes = roofline.kv_bytes_per_token, roofline.kv_capacity_bytes
+        self.cost_per_hour, self.watts = roofline.cost_per_hour, roofline.watts
         self.origin = f"{self.origin} over {roofline.origin}"
 
     def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:

@@ -151,7 +151,8 @@ class RooflineCost(CostModel):
         device, dtype = load_device(self.p["device"]), self.p["dtype"]
         factors = draw_constants(device, self.p["eager_cv"], streams)
         eager_s = (0.0, 0.0) if self.p["graphs"] else (self.p["eager_pass_s"], self.p["eager_layer_s"])
-        self.machine = Machine(device, dtype, self.p["tensor_parallel"], eager_s, factors)
+        self.num_devices, self.cost_per_hour, self.watts = self.p["tensor_parallel"], device.cost_per_hour, device.watts
+        self.machine = Machine(device, dtype, self.num_devices, eager_s, factors)
         self.target = ModelCost(load_architecture(self.p["target"]), self.machine)
         alone = Machine(device, dtype, 1, eager_s, factors)  # a small draft is faster on one device
         self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None

@@ -13,7 +13,7 @@ from typing import Any
 import simpy
 
 from refimpl.core.errors import require
-from simulator.service.acceptance import make_acceptance
+from simulator.service.acceptance import acceptance_of
 from simulator.service.cost import CostModel
 from simulator.service.proposals import make_drafting
 from simulator.service.records import STAGES, EventLog, Request, RoundLine
@@ -47,7 +47,7 @@ class Simulation:
         self.source = RequestSource(scenario, self.streams)
         self.env = simpy.Environment()
         self.log = EventLog(keep_rows=keep_rows)
-        self.acceptance = make_acceptance(scenario.acceptance, self.streams, scenario.engine.num_speculative_tokens)
+        self.acceptance = acceptance_of(scenario, self.streams)
         self.cost: CostModel = make_cost(scenario, self.streams)
         drafting = make_drafting(scenario, self.streams, self.acceptance)
         self.replicas = [

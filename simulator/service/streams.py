@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     FOUND = 12
     LOOKUP = 13
     OVERLAY = 14
+    CLASS = 15
 
 
 class Streams:

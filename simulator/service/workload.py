@@ -1,6 +1,6 @@
 """Requests: when they come, how long their prompts are and, unseen by any scheduler, their outputs will be."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from simulator.service.common_text import make_common
 from simulator.service.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.settings.fields import MAX_TOKENS, Spec
 from simulator.settings.kinds import ARRIVALS, LENGTHS
-from simulator.settings.parts import DEFAULT_BUDGET, MAX_BUDGET, RECORDED, Study
+from simulator.settings.parts import DEFAULT_BUDGET, MAX_BUDGET, RECORDED, RequestClass, Study
 from simulator.settings.scenario import Scenario
 from simulator.settings.tables import read_table
 from simulator.settings.traces import ServiceTrace, read_engine_trace, read_service_trace
@@ -67,6 +67,11 @@ class RequestSource:
             self._known[index] = tokens = tokens + prompt + min(output, budget)
         return tokens
 
+    def classes(self, indices: np.ndarray) -> np.ndarray:
+        """Place of the class of each of these requests ``[n]``."""
+        indices = indices.astype(int)
+        return draw_classes(self.scenario.workload.classes, self.streams, 0, indices.max(initial=-1) + 1)[indices]
+
     def block_tokens(self, index: int, start: int, stop: int) -> Hashable:
         """What the tokens of a request between two positions are: equal for equal tokens."""
         return self.common.block_tokens(index, start, stop)
@@ -80,14 +85,31 @@ class RequestSource:
 
     def _draw(self, block: int) -> Lengths:
         start, stop = block * REQUEST_BLOCK, (block + 1) * REQUEST_BLOCK
-        workload = self.scenario.workload
-        prompt = draw_lengths(workload.prompt_tokens, self.streams, Purpose.PROMPT, start, stop)
-        output = draw_lengths(workload.output_tokens, self.streams, Purpose.OUTPUT, start, stop)
+        prompt = self._lengths("prompt_tokens", Purpose.PROMPT, start, stop)
+        output = self._lengths("output_tokens", Purpose.OUTPUT, start, stop)
         if self.arrivals is not None:
             lengths = self.arrivals.prompt_tokens, self.arrivals.output_tokens
             prompt, output = (_cycle(values, start, stop) for values in lengths)
         budget = _cycle(self.budgets, start, stop)
         return Lengths(prompt.tolist(), output.tolist(), budget.tolist())
+
+    def _lengths(self, name: str, purpose: Purpose, start: int, stop: int) -> np.ndarray:
+        """Token counts, of each request by the law of its class ``[stop - start]``."""
+        workload = self.scenario.workload
+        drawn = draw_lengths(getattr(workload, name), self.streams, purpose, start, stop)
+        classes = draw_classes(workload.classes, self.streams, start, stop)
+        for place, each in enumerate(workload.classes):
+            if own := getattr(each, name):
+                drawn = np.where(classes == place, draw_lengths(own, self.streams, purpose, start, stop), drawn)
+        return drawn
+
+
+def draw_classes(classes: Sequence[RequestClass], streams: Streams, start: int, stop: int) -> np.ndarray:
+    """Place of the class of requests start … stop-1; zeros without classes ``[stop - start]``."""
+    if not classes:
+        return np.zeros(stop - start, dtype=int)
+    ends = np.cumsum([each.share for each in classes])
+    return np.searchsorted(ends[:-1] / ends[-1], streams.per_request(Purpose.CLASS, start, stop), side="right")
 
 
 def _budgets(scenario: Scenario, arrivals: ServiceTrace | None) -> np.ndarray:

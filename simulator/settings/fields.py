@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from refimpl.core.declared import Range, checked, hints_of
 from refimpl.core.errors import InputError, did_you_mean, require, shown
@@ -65,7 +65,7 @@ class Spec:
         return {"kind": self.kind} | {n: list(v) if isinstance(v, tuple) else v for n, v in self.values}
 
 
-def spec_field(kinds: Kinds, default: Spec) -> Any:
+def spec_field(kinds: Kinds, default: Spec | None) -> Any:
     """A dataclass field that holds a Spec of one of `kinds`: kind → parameter → Range, choices, or (Range, default)."""
     return field(default=default, metadata={"kinds": kinds})
 
@@ -91,9 +91,17 @@ def _checked(value: Any, item: Any, hint: Any) -> Any:
     if value is not None and "kinds" in item.metadata:
         return as_spec(value, item.metadata["kinds"], item.name)
     part = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)), None)
+    if part is not None and get_origin(hint) is tuple:
+        return _parts(part, value, item.name)
     if part is not None and value is not None and not isinstance(value, part):
         return from_mapping(part, value, f"{item.name}.")
     return checked(value, item, hint)
+
+
+def _parts(cls: type[D], given: Any, where: str) -> tuple[D, ...]:
+    require(isinstance(given, tuple), f"{where} must be a list of mappings, not {shown(given)}")
+    places = [(each, f"{where}[{at}].") for at, each in enumerate(given)]
+    return tuple(each if isinstance(each, cls) else from_mapping(cls, each, place) for each, place in places)
 
 
 def as_spec(given: Any, kinds: Kinds, where: str) -> Spec:

@@ -7,7 +7,16 @@ from typing import Any, Literal
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import is_file
-from simulator.settings.fields import COUNT, NON_NEGATIVE, WHOLE, Range, check_fields, from_mapping, number_field
+from simulator.settings.fields import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    WHOLE,
+    Range,
+    check_fields,
+    from_mapping,
+    number_field,
+)
 from simulator.settings.folders import DATA
 from simulator.settings.plain_yaml import read_yaml
 
@@ -46,6 +55,8 @@ class Device(Facts):
         memory_bytes, bandwidth_bytes_per_s: its memory.
         small_kernel_s: one small kernel of a recorded graph.
         link_bytes_per_s, all_reduce_s: to the other devices of a server; latency of one all-reduce.
+        watts: limit of its power, as specified; None where the user gives what it draws.
+        cost_per_hour: of renting it, in any currency; None in shipped files, since providers differ by several times.
     """
 
     name: str
@@ -58,6 +69,8 @@ class Device(Facts):
     link_bytes_per_s: float = number_field(FACT)
     all_reduce_s: float = number_field(NON_NEGATIVE)
     reported_as: str = ""
+    watts: float | None = number_field(POSITIVE, None)
+    cost_per_hour: float | None = number_field(POSITIVE, None)
 
     @property
     def names(self) -> tuple[str, ...]:

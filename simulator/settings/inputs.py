@@ -16,13 +16,9 @@ from simulator.settings.scenario import Scenario
 
 def input_files(scenario: Scenario) -> dict[str, Path]:
     """Every file that a scenario reads, by the setting that names it."""
-    specs = {
-        "prompt_tokens": (scenario.workload.prompt_tokens, LENGTHS),
-        "output_tokens": (scenario.workload.output_tokens, LENGTHS),
-        "common": (scenario.workload.common, COMMON),
-        "arrivals": (scenario.study.arrivals, ARRIVALS),
-        "acceptance": (scenario.acceptance, ACCEPTANCE),
-    }
+    specs = {name: (lengths, LENGTHS) for name, lengths in scenario.workload.lengths}
+    specs |= {"common": (scenario.workload.common, COMMON), "arrivals": (scenario.study.arrivals, ARRIVALS)}
+    specs |= {name: (acceptance, ACCEPTANCE) for name, acceptance in scenario.acceptances}
     specs |= {"confidence": (scenario.confidence, CONFIDENCE)} if scenario.engine.drafting.reads_probabilities else {}
     specs |= {"lookup": (scenario.lookup, LOOKUP)} if scenario.engine.drafting.lookup else {}
     paths = {name: path for name, given in specs.items() if (path := _path_of(*given))}

@@ -20,7 +20,7 @@ from simulator.settings.fields import (
     number_field,
     spec_field,
 )
-from simulator.settings.kinds import ARRIVALS, COMMON, LENGTHS
+from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, COMMON, LENGTHS
 from simulator.settings.methods import engine_settings
 
 DEFAULT_BUDGET = 128
@@ -29,6 +29,7 @@ REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
 RECORDED = ("trace", "replay")  # arrivals that were written down, and end
+LENGTH_NAMES = ("prompt_tokens", "output_tokens")
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals", "warmup"),
     "open": ("clients", "think_time_s"),
@@ -101,6 +102,30 @@ DEFAULT_STUDY = Study(num_requests=64)  # where nothing is said of one
 
 
 @dataclass(frozen=True, slots=True)
+class RequestClass:
+    """One kind of requests; None stands for what holds for all of them.
+
+    Attributes:
+        name: ending of the names of its metrics.
+        share: of the requests, relative to the sum of all shares.
+        prompt_tokens, output_tokens, acceptance: of its requests, of the same kinds as those of all.
+        slo_first_token_s, slo_per_token_s: what its requests must meet to count as goodput.
+    """
+
+    name: str
+    share: float = number_field(POSITIVE, 1.0)
+    prompt_tokens: Spec | None = spec_field(LENGTHS, None)
+    output_tokens: Spec | None = spec_field(LENGTHS, None)
+    acceptance: Spec | None = spec_field(ACCEPTANCE, None)
+    slo_first_token_s: float | None = number_field(POSITIVE, None)
+    slo_per_token_s: float | None = number_field(POSITIVE, None)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.name.isidentifier(), f"name must be a word of letters, digits and _, not {self.name!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Lengths of prompts and outputs, in tokens; a service trace of arrivals brings its own.
 
@@ -113,19 +138,31 @@ class Workload:
             `tokens` of every prompt, one of so many `prompts`; ``sessions``: users in turn, who each come back with all
             of their conversation before their new prompt, until it has so many `turns`; ``trace``: as an engine has
             found it.
+        classes: kinds of requests with lengths, acceptance and limits of their own, in random order; metrics are also
+            given for each.
     """
 
     prompt_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=64))
     output_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=128))
     sort_prompts: bool = False
     common: Spec = spec_field(COMMON, Spec.of("none"))
+    classes: tuple[RequestClass, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("prompt_tokens", "output_tokens"):
-            values = dict(getattr(self, name).values)
+        names = [each.name for each in self.classes]
+        require(len(set(names)) == len(names), f"classes: a name stands twice: {', '.join(names)}")
+        for name, lengths in self.lengths:
+            values = dict(lengths.values)
             low, high = values.get("low_tokens", 0), values.get("high_tokens", math.inf)
             require(low <= high, f"{name}.low_tokens {low} is larger than high_tokens {high}")
+
+    @property
+    def lengths(self) -> list[tuple[str, Spec]]:
+        """All laws of lengths, each with the path of its setting."""
+        places = [("", self), *((f"classes[{at}].", each) for at, each in enumerate(self.classes))]
+        found = [(f"{at}{name}", getattr(each, name)) for at, each in places for name in LENGTH_NAMES]
+        return [(name, lengths) for name, lengths in found if lengths]
 
 
 @documented
@@ -218,6 +255,8 @@ class Service:
             and budgets, and for the buffers of a working batch where the layout has one. None for what costs of kind
             roofline leave, else for no limit.
         slo_first_token_s, slo_per_token_s: what a request must meet to count as goodput.
+        cost_per_hour, watts: of one device, in any currency, and what it draws on average; None for those of the
+            device's file, which gives the limit of its power and no price unless it is your own.
     """
 
     replicas: int = number_field(REPLICAS, 1)
@@ -225,6 +264,8 @@ class Service:
     kv_capacity_bytes: float | None = number_field(POSITIVE, None)
     slo_first_token_s: float | None = number_field(POSITIVE, None)
     slo_per_token_s: float | None = number_field(POSITIVE, None)
+    cost_per_hour: float | None = number_field(POSITIVE, None)
+    watts: float | None = number_field(POSITIVE, None)
 
     def __post_init__(self) -> None:
         check_fields(self)

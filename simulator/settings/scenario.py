@@ -74,7 +74,8 @@ class Scenario:
         if drafting.uses_draft and engine.num_speculative_tokens and not self.has_draft:
             cures = "give cost.draft, or set engine.num_speculative_tokens to 0, or engine.drafter to ngram"
             yield f"engine.drafter {engine.drafter!r} runs a draft, and cost has none: {cures}"
-        if self.acceptance.kind != "profile" or len(set(self.acceptance["probabilities"])) == 1:
+        profiles = [each["probabilities"] for _, each in self.acceptances if each.kind == "profile"]
+        if all(len(set(probabilities)) == 1 for probabilities in profiles):
             return
         lacks = "which acceptance.kind profile lacks: choose another acceptance"
         if drafting.reads_probabilities and self.confidence.kind == "drawn":
@@ -99,6 +100,8 @@ class Scenario:
             yield "cost.graphs false has passes that the host launches, engine.cuda_graphs records them: leave one out"
         if self.service.kv_capacity_bytes is not None and not self.knows_kv_bytes:
             yield "service.kv_capacity_bytes needs the bytes of a token: give cost.kv_bytes_per_token"
+        if self.study.arrivals.kind == "trace" and len(self.workload.lengths) > 2 and self.study.kind == "open":
+            yield "workload.classes: a service trace brings the lengths: leave prompt_tokens and output_tokens out"
         rows, endless = switches.wait_for_rows, switches.wait_at_most_s == float("inf")
         if clients is not None and clients <= replicas * (rows - 1) and endless:  # each server waits for one more
             given = f"there are {clients} study.clients, service.replicas is {replicas}"
@@ -109,6 +112,23 @@ class Scenario:
         """Whether a draft model is loaded, used or not: the drafter is one that runs it, and costs have one."""
         known = self.cost.kind != "roofline" or bool(self.cost.resolved(COST)["draft"])
         return known and self.engine.drafting.uses_draft
+
+    @property
+    def runs_draft(self) -> bool:
+        """Whether the draft model runs: the engine leaves it alone where nothing is drafted."""
+        return self.has_draft and self.engine.num_speculative_tokens > 0
+
+    @property
+    def acceptances(self) -> list[tuple[str, Spec]]:
+        """How many drafts are right, of all requests and of classes of their own, each with its setting's path."""
+        own = [(f"classes[{at}].acceptance", each.acceptance) for at, each in enumerate(self.workload.classes)]
+        return [("acceptance", self.acceptance), *((name, spec) for name, spec in own if spec)]
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether some request has a limit to meet."""
+        of_classes = [(each.slo_first_token_s, each.slo_per_token_s) for each in self.workload.classes]
+        return any(map(any, [(self.service.slo_first_token_s, self.service.slo_per_token_s), *of_classes]))
 
     @property
     def knows_kv_bytes(self) -> bool:

@@ -168,8 +168,8 @@ def attribute(
     """
     PAIRED.check(replications, "replications")
     LEVEL.check(level, "level")
-    check_metric(metric)
     a, b = as_scenario(a), as_scenario(b)
+    check_metric(metric, a)
     factors = differing_factors(a, b)
     names = list(factors)
     require(bool(names), "the scenarios do not differ in anything that matters")
@@ -200,7 +200,7 @@ def _metric_of(
     """Metric of each scenario ``[scenario, replication]``, and what any of them had to extrapolate."""
     jobs = [(scenario, index) for scenario in scenarios for index in range(replications)]
     runs = run_all(run_replication, jobs, workers, "replications", progress, keep_frames=False)
-    values = np.array([run.metrics[metric] for run in runs]).reshape(len(scenarios), replications)
+    values = np.array([run.metrics.get(metric, np.nan) for run in runs]).reshape(len(scenarios), replications)
     return values, tuple(sorted({what for run in runs for what in run.extrapolated}))
 
 

@@ -20,7 +20,7 @@ ROUNDING = 1e-9  # a mean of shares that is the promise exactly may come out bel
 MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
 COLUMNS = (
     "slo_attainment", "tokens_per_s", "busy_share", "occupancy", "queueing_mean_s", "first_token_p99_s",
-    "per_token_mean_s",
+    "per_token_mean_s", "cost_per_million_tokens", "tokens_per_joule",
 )  # fmt: skip
 FAR_BEHIND = 0.1  # share of the later half of the arrivals by which a server falls behind that they are too many for
 

@@ -18,10 +18,13 @@ from simulator.settings.tables import Table
 
 EQUAL, UNCLEAR, UNDECIDED, UNKNOWN = "equal", "not distinguishable", "undecided", "not known"
 BETTER = {  # which of two values is the better one -> starts of metrics' names; for all others neither is
-    "higher": ("tokens_per_s", "requests_per_s", "completed", "goodput_per_s", "slo_attainment", "fairness"),
+    "higher": (
+        "tokens_per_s", "requests_per_s", "completed", "goodput_per_s", "slo_attainment", "fairness",
+        "tokens_per_joule",
+    ),
     "lower": (
         "latency_", "service_", "first_token_", "per_token_", "inter_token_", "queueing_", "longest_gap_s", "censored",
-        "kv_", "preemptions",
+        "kv_", "preemptions", "cost_per_million_tokens",
     ),
 }  # fmt: skip
 
@@ -86,7 +89,7 @@ class Comparison(Table):
         `UNDECIDED` with a single replication, `UNKNOWN` with none. How far the costs are off for a method: see
         `validate`.
         """
-        lines = [self._line(name) for name in self.a.metrics if name != "replication"]
+        lines = [self._line(name) for name in self.a.metrics if name != "replication" and name in self.b.metrics]
         return pd.DataFrame(lines).set_index("metric")
 
     def _line(self, name: str) -> dict[str, Any]:

@@ -25,11 +25,12 @@ from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
 
 METHODS = ("rollback", "masked", "eqspec", "exspec", "inplace")
-METRICS = ("tokens_per_s", "latency_p99_s", "grouping_rate")
+METRICS = ("tokens_per_s", "latency_p99_s", "grouping_rate", "cost_per_million_tokens", "tokens_per_joule")
 LABELS = {  # of what is moved, and of the metrics
     "batch_size": "batch size", "window_size": "window", "num_speculative_tokens": "drafts per round",
     "acceptance": "acceptance", "deviation": "its spread", "rate_per_s": "arrivals per s", "tokens_per_s": "tokens/s",
     "latency_p99_s": "P99 latency, s", "grouping_rate": "grouped rounds", "device": "device", "models": "models",
+    "cost_per_million_tokens": "cost of 10⁶ tokens", "tokens_per_joule": "tokens/J",
 }  # fmt: skip
 NUM_REQUESTS = 64
 
@@ -81,6 +82,8 @@ class WhatIf:
         return changed.but({"engine.window_size": max(self.window_size, self.batch_size)})
 
     def _changes(self, base: Scenario) -> dict[str, object]:
+        own = [each.name for each in base.workload.classes if each.acceptance]
+        require(not own, f"acceptance is moved for all requests: leave it out of the classes {', '.join(own)}")
         changes: dict[str, object] = {
             "engine.batch_size": self.batch_size,
             "engine.num_speculative_tokens": self.num_speculative_tokens,
