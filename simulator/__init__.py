@@ -20,6 +20,7 @@ _NAMES = {
     "simulator.studies.comparison": ("Comparison", "Comparisons", "compare"),
     "simulator.settings.tables": ("read_provenance",),
     "simulator.settings.scenario": ("Engine", "Scenario", "Service", "Study", "Switches", "Workload", "load_scenario"),
+    "simulator.studies.plan": ("Plan", "find_plan"),
     "simulator.studies.designs": ("SweepSpec", "Task", "build_sweep", "load_sweep", "sobol_indices"),
     "simulator.studies.sweeps": ("sweep",),
     "simulator.engine_runs.trace_export": ("export_trace",),
@@ -30,9 +31,9 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Attribution", "Capacity", "Comparison", "Comparisons", "Engine", "EngineTrace", "Fit", "InputError", "Parity",
-    "Replication", "Results", "Scenario", "Service", "ServiceTrace", "Simulation", "Spec", "Study", "SweepSpec",
+    "Plan", "Replication", "Results", "Scenario", "Service", "ServiceTrace", "Simulation", "Spec", "Study", "SweepSpec",
     "Switches", "Task", "Validation", "Workload", "attribute", "build_sweep", "check_parity", "compare",
-    "export_trace", "find_capacity", "fit_all", "load_scenario", "load_sweep", "metric_names", "plots",
+    "export_trace", "find_capacity", "find_plan", "fit_all", "load_scenario", "load_sweep", "metric_names", "plots",
     "read_engine_trace", "read_provenance", "read_service_trace", "read_validation", "simulate", "simulate_once",
     "sobol_indices", "sweep", "validate",
 ]  # fmt: skip
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from simulator.studies.capacity import Capacity, find_capacity
     from simulator.studies.comparison import Comparison, Comparisons, compare
     from simulator.studies.designs import SweepSpec, Task, build_sweep, load_sweep, sobol_indices
+    from simulator.studies.plan import Plan, find_plan
     from simulator.studies.sweeps import sweep
 else:  # unseen by type checkers, which would take any name for granted
 

@@ -3,7 +3,7 @@
 import typer
 
 from refimpl.core.console import run_application
-from simulator.commands import panel, published, studies, traces
+from simulator.commands import panel, plan, published, studies, traces
 
 app = typer.Typer(
     add_completion=False,
@@ -15,7 +15,7 @@ app = typer.Typer(
     Tables go to stdout. With --json they go to stderr, and stdout gets one line of JSON. Bad input: exit code 2.
     """,
 )
-for commands in (studies.app, panel.app, published.app, traces.app):
+for commands in (studies.app, plan.app, panel.app, published.app, traces.app):
     app.add_typer(commands)
 
 

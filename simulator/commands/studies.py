@@ -1,4 +1,4 @@
-"""The commands that simulate scenarios: run, compare, sweep, capacity."""
+"""The commands that simulate scenarios: run, compare, sweep."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario ha
 WITH_GROUPS = ("grouping_rate",)  # shown where the scheduler groups rows
 WITH_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # shown where there are drafts
 WITH_PROPOSALS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what is drafted
-IF_ANY = (  # shown where they are not 0
+IF_ANY = (  # shown where they are known and not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
     "cost_per_million_tokens", "tokens_per_joule",
 )  # fmt: skip
@@ -64,15 +64,11 @@ ATTRIBUTION_LEGEND = (
     "contribution: what taking the factor from b adds to {}, a mean over all orders; low … high: its 95 % interval; "
     "verdict: of the model, whose costs may be off"
 )
-CAPACITY_LEGEND = (
-    "means over replications; low … high: 95 % interval of slo_attainment; behind: share of the later half of the "
-    "requests by which finishes fall behind"
-)
 
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
 def init(
-    kind: Annotated[Literal["scenario", "sweep"], typer.Argument(help="What to print.")] = "scenario",
+    kind: Annotated[Literal["scenario", "sweep", "plan"], typer.Argument(help="What to print.")] = "scenario",
 ) -> None:
     """Print a commented YAML file to start from: raggedspec sim init > scenario.yaml."""
     print((EXAMPLES / f"{kind}.yaml").read_text(encoding="utf-8"), end="")
@@ -246,7 +242,7 @@ def sweep(
     from simulator.studies.designs import load_sweep, sobol_indices
 
     loaded = load_sweep(spec)
-    check_metric(metric)
+    check_metric(metric, loaded.tasks[0].scenario if loaded.tasks else None)
     skipped = list(loaded.skipped)
     frame = sweeps.sweep(loaded, out, workers=workers, dask=dask, progress=True, skip=skipped.append)
     counts = {"points": len(loaded.tasks) + len(loaded.skipped), "scenarios": int(frame["key"].nunique())}
@@ -267,40 +263,3 @@ def sweep(
             print(POINTS_LEGEND)
             found["means"] = means.reset_index().to_dict(orient="records")
         show_extrapolated(found["extrapolated"])
-
-
-@app.command(epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=300 --attainment 0.95[/bold]")
-def capacity(
-    scenario: ScenarioPath = None,
-    sets: Sets = None,
-    attainment: Annotated[
-        float, typer.Option(help="Share of the requests that must finish within their limits.")
-    ] = 0.99,
-    tolerance: Annotated[float, typer.Option(help="Stop when the rate is known to this share of it.")] = 0.02,
-    replications: Replications = 10,
-    workers: Workers = 1,
-    as_json: Json = False,
-) -> None:
-    """Find the largest rate of arrivals at which enough requests finish within the limits of `service`."""
-    from simulator.studies.capacity import find_capacity
-
-    given = read_scenario(scenario, sets)
-    limit = find_capacity(
-        given, attainment, tolerance=tolerance, replications=replications, workers=workers, progress=True
-    )
-    with output(as_json) as found:
-        show(limit.table)
-        print(CAPACITY_LEGEND)
-        print(
-            f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {limit.rate_per_s:.3g} "
-            f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {limit.broken_at_per_s:.3g}"
-        )
-        if limit.queue_grew:
-            print(
-                f"at {limit.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
-                "server does not keep up with that rate; ask for more requests (study.num_requests)"
-            )
-        show_extrapolated(limit.extrapolated)
-        found |= {"rate_per_s": limit.rate_per_s, "broken_at_per_s": limit.broken_at_per_s}
-        found |= {"queue_grew": limit.queue_grew, "extrapolated": limit.extrapolated}
-        found["rates"] = limit.table.reset_index().to_dict(orient="records")

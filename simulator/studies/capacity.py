@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.intervals import metric_interval
 from simulator.runner import Progress, reporting, simulate
 from simulator.settings.fields import SHARE, Range
 from simulator.settings.kinds import ARRIVALS
@@ -84,9 +83,10 @@ def find_capacity(
     """
     SHARE.check(attainment, "attainment")
     TOLERANCE.check(tolerance, "tolerance")
-    _require_a_rate_and_a_limit(scenario := as_scenario(scenario))
+    require_a_rate_and_a_limit(scenario := as_scenario(scenario))
     with reporting(progress, "rates") as report:
-        trials = _Trials(scenario, attainment, replications, workers, 2 + ceil(log2(log(2) / log1p(tolerance))), report)
+        planned = 2 + ceil(log2(log(2) / log1p(tolerance)))
+        trials = Trials(scenario, attainment, replications, workers, lambda n: report(n, max(n, planned)))
         kept, broken = _bracket(trials.keeps, scenario.study.arrivals["rate_per_s"], attainment)
         while broken / kept - 1 > tolerance:
             middle = (kept * broken) ** 0.5
@@ -95,35 +95,54 @@ def find_capacity(
 
 
 @dataclass
-class _Trials:
-    """Rates that were tried, and what came of each."""
+class Trials:
+    """Rates that were tried, and what came of each.
+
+    Attributes:
+        scenario: an open study with limits.
+        attainment: share of the requests, and of those of each class, that must finish within them.
+        replications, workers: of each rate.
+        report: called with the number of rates so far.
+        summaries: rate → metric → mean over the replications with its interval, and `behind`.
+        extrapolated: what lay outside the calibrated range at any of them.
+    """
 
     scenario: Scenario
     attainment: float
     replications: int
     workers: int
-    planned: int
-    report: Progress
-    lines: dict[float, dict[str, float]] = field(default_factory=dict)
+    report: Callable[[int], None]
+    summaries: dict[float, pd.DataFrame] = field(default_factory=dict)
     extrapolated: set[str] = field(default_factory=set)
 
     def keeps(self, rate_per_s: float) -> bool:
-        """Simulate a rate; whether the promise is kept there."""
+        """Simulate a rate; whether the promise is kept there, to every class."""
         tried = self.scenario.but({"study.arrivals.rate_per_s": rate_per_s})
         results = simulate(tried, self.replications, workers=self.workers)
-        metrics = results.metrics
-        mean, low, high, _ = metric_interval(metrics["slo_attainment"], 0.95)
-        line = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
-        self.lines[rate_per_s] = line | {"behind": share_behind(results.frame("requests"))}
+        summary = results.summary()
+        summary.loc["behind", "mean"] = share_behind(results.frame("requests"))
+        self.summaries[rate_per_s] = summary
         self.extrapolated.update(results.extrapolated)
-        self.report(len(self.lines), max(len(self.lines), self.planned))
-        return mean >= self.attainment - ROUNDING
+        self.report(len(self.summaries))
+        return bool(self.kept(rate_per_s) >= self.attainment - ROUNDING)
+
+    def keeps_up(self, rate_per_s: float) -> bool:
+        """As `keeps`; and whether the server finishes as many requests as come."""
+        return self.keeps(rate_per_s) and bool(self.summaries[rate_per_s].loc["behind", "mean"] <= FAR_BEHIND)
+
+    def kept(self, rate_per_s: float) -> float:
+        """Share of the requests within their limits at a rate that was tried: of the class with least of them."""
+        names = [f"slo_attainment.{each.name}" for each in self.scenario.workload.classes] or ["slo_attainment"]
+        return float(self.summaries[rate_per_s].loc[names, "mean"].min())
 
     def table(self) -> pd.DataFrame:
-        """Rate → `COLUMNS`, with the interval behind the attainment, and `behind` at the end."""
+        """Rate → `COLUMNS`, with the interval behind the attainment, then those of classes and `behind`."""
         first, *rest = COLUMNS
-        frame = pd.DataFrame.from_dict(self.lines, orient="index").sort_index()
-        return frame[[first, "low", "high", *rest, "behind"]].rename_axis("rate_per_s")
+        own = [f"slo_attainment.{each.name}" for each in self.scenario.workload.classes]
+        means = {rate: summary["mean"] for rate, summary in self.summaries.items()}
+        ends = {rate: summary.loc[first, ["low", "high"]] for rate, summary in self.summaries.items()}
+        frame = pd.concat([pd.DataFrame(means).T, pd.DataFrame(ends).T], axis=1).sort_index()
+        return frame[[first, "low", "high", *own, *rest, "behind"]].rename_axis("rate_per_s")
 
 
 def share_behind(requests: pd.DataFrame) -> float:
@@ -140,8 +159,9 @@ def share_behind(requests: pd.DataFrame) -> float:
     return float(np.mean(shares))
 
 
-def _require_a_rate_and_a_limit(scenario: Scenario) -> None:
-    study, service = scenario.study, scenario.service
+def require_a_rate_and_a_limit(scenario: Scenario) -> None:
+    """Raise InputError unless some rate can be found at which a scenario keeps a promise."""
+    study = scenario.study
     require(study.kind == "open", f"capacity needs a study of kind open, not {study.kind}")
     unfinished = "what is unfinished when the clock stops would count as a broken promise"
     require(study.duration_s is None, f"capacity needs study.num_requests in place of study.duration_s: {unfinished}")
@@ -150,8 +170,7 @@ def _require_a_rate_and_a_limit(scenario: Scenario) -> None:
     rated = [kind for kind, parameters in ARRIVALS.items() if "rate_per_s" in parameters]
     kind = study.arrivals.kind
     require(kind in rated, f"capacity needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")
-    limits = (service.slo_first_token_s, service.slo_per_token_s)
-    require(any(limit is not None for limit in limits), "capacity needs service.slo_first_token_s or slo_per_token_s")
+    require(scenario.has_limits, "capacity needs service.slo_first_token_s or slo_per_token_s")
 
 
 def _bracket(keeps: Callable[[float], bool], start: float, attainment: float) -> tuple[float, float]:
@@ -165,3 +184,20 @@ def _bracket(keeps: Callable[[float], bool], start: float, attainment: float) ->
     said, cure = ("all", "ask for more requests") if up else ("none", "no rate is small enough")
     rates = f"the rates {start:g} … {rate:g}/s"
     raise InputError(f"capacity: {said} of {rates} reach an attainment of {attainment:g}: {cure}")
+
+
+def fewest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:
+    """The least number, up to `most`, that keeps a promise which all larger ones keep; None where there is none.
+
+    From a guess in steps that double, then by halves.
+    """
+    broken, kept, step = 0, min(guess, most), 1
+    while not keeps(kept):
+        if kept == most:
+            return None
+        broken, kept = kept, min(2 * kept, most)
+    while kept - broken > 1:
+        middle = (broken + kept) // 2 if broken else max(1, kept - step)
+        step *= 2
+        broken, kept = (broken, middle) if keeps(middle) else (middle, kept)
+    return kept

@@ -117,13 +117,15 @@ def _questions(axes: dict[str, tuple[Any, ...]]) -> list[WhatIf]:
     return [WhatIf(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
 
 
-def read_axes(changes: Sequence[str], axes: dict[str, tuple[Any, ...]] = AXES) -> dict[str, tuple[Any, ...]]:
-    """Axes with changes, each ``NAME=VALUE,VALUE …``: other values of an axis, or one more field of `WhatIf`.
+def read_axes(
+    changes: Sequence[str], axes: dict[str, tuple[Any, ...]] = AXES, of: type = WhatIf
+) -> dict[str, tuple[Any, ...]]:
+    """Axes with changes, each ``NAME=VALUE,VALUE …``: other values of an axis, or one more field of a class.
 
     Raises:
         InputError: no such field, or no values.
     """
-    known, found = [item.name for item in fields(WhatIf)], dict(axes)
+    known, found = list(dict.fromkeys([*axes, *(item.name for item in fields(of))])), dict(axes)
     for change in changes:
         name, _, text = change.partition("=")
         require(name in known, f"--axis {change}: must be NAME=VALUE,VALUE with a name of: {', '.join(known)}")

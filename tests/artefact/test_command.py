@@ -65,7 +65,7 @@ def test_it_has_every_command_of_engine_and_simulator():
     assert names(app) == names(refimpl.cli.app) >= {"generate", "verify", "tie-or-bug", "conformance"}
     groups = {group.name: group.typer_instance for group in app.registered_groups if group.name}
     assert groups == {"sim": simulator.cli.app}
-    assert names(simulator.cli.app) >= {"run", "compare", "sweep", "capacity"}
+    assert names(simulator.cli.app) >= {"run", "compare", "sweep", "plan"}
 
 
 def test_version():

@@ -10,7 +10,7 @@ from tests.commands import RUN, run
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        ("sim cap", {"capacity"}),
+        ("sim pl", {"plan"}),
         ("generate --checks ", {"off", "host", "device", "oracle"}),
         ("generate --method ex", {"exspec"}),
         ("verify --methods masked", {"masked", "masked+static", "masked+fifo", "masked+grouped"}),

@@ -74,6 +74,6 @@ def examples():
 def test_every_example_runs(capsys, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(line)
-    replications = ["-n", "2"] if arguments[0] in ("run", "compare", "fit", "capacity") else []
+    replications = ["-n", "2"] if arguments[0] in ("run", "compare", "fit", "plan") else []
     assert main(arguments + replications) == 0
     assert capsys.readouterr().out

@@ -49,7 +49,7 @@ def test_capacity_says_it_of_all_rates(wide, capsys, tmp_path):
     )
     assert {*kept, *broken} <= set(found.extrapolated)
     wide.save(tmp_path / "a.yaml")
-    lines, data = told(capsys, "capacity", str(tmp_path / "a.yaml"), "-n", "1", "--tolerance", "0.5")
+    lines, data = told(capsys, "plan", str(tmp_path / "a.yaml"), "-n", "1", "--tolerance", "0.5")
     assert lines
     assert data["extrapolated"] == list(found.extrapolated)
 

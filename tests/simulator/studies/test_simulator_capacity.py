@@ -41,7 +41,7 @@ def test_a_rate_that_no_server_keeps_up_with_is_told(capsys, tmp_path):
     assert enough.rate_per_s < 11
     assert not enough.queue_grew
     patient.save(tmp_path / "a.yaml")
-    assert main(["capacity", str(tmp_path / "a.yaml"), "-n", "2", "--tolerance", "0.2"]) == 0
+    assert main(["plan", str(tmp_path / "a.yaml"), "-n", "2", "--tolerance", "0.2"]) == 0
     assert "the queue was still growing when the last request came" in capsys.readouterr().out
 
 
@@ -86,7 +86,7 @@ def test_searches_that_cannot_end_are_refused(changes, message):
 
 def test_the_command_tells_rates(capsys, tmp_path):
     ONE_SERVER.save(tmp_path / "a.yaml")
-    assert main(["capacity", str(tmp_path / "a.yaml"), "-n", "1", "--tolerance", "0.3", "--json"]) == 0
+    assert main(["plan", str(tmp_path / "a.yaml"), "-n", "1", "--tolerance", "0.3", "--json"]) == 0
     printed = capsys.readouterr()
     assert "99 % of the requests finish within the limits at" in printed.err
     assert printed.out.startswith('{"rate_per_s": ')
@@ -96,6 +96,6 @@ def test_the_command_tells_rates(capsys, tmp_path):
     assert max(len(rate) for rate in rates) <= len("1.234")
     assert " while on, " not in printed.err
     bursts = "study.arrivals={kind: on_off, rate_per_s: 8.0, mean_on_s: 1.0, mean_off_s: 1.0}"
-    assert main(["capacity", str(tmp_path / "a.yaml"), "-s", bursts, "-n", "1", "--tolerance", "0.9"]) == 0
+    assert main(["plan", str(tmp_path / "a.yaml"), "-s", bursts, "-n", "1", "--tolerance", "0.9"]) == 0
     assert " requests/s while on, fewer at " in capsys.readouterr().out
-    assert main(["capacity", str(tmp_path / "a.yaml"), "--attainment", "1.5"]) == 2
+    assert main(["plan", str(tmp_path / "a.yaml"), "--attainment", "1.5"]) == 2

@@ -1,0 +1,151 @@
+"""The command that finds how much one server can do, or the cheapest fleet for a service."""
+
+import sys
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from refimpl.core.errors import InputError
+from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from simulator.commands.output import output, show, show_extrapolated
+from simulator.settings.folders import or_example
+from simulator.settings.scenario import Engine, Scenario
+
+if TYPE_CHECKING:
+    from simulator.studies.plan import Plan
+
+app = typer.Typer()
+WIDTH = 150  # of a table that goes into a file
+HEADINGS = {"batch_size": "rows", "num_speculative_tokens": "drafts"}  # in place of a setting's name
+FOUND = ("per hour", "per 10⁶ tokens", "tokens/J", "in time")
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        help="Device to choose from, NAME=PRICE: name or YAML file, and what one costs for an hour, in any currency; "
+        "may be repeated. Without any, the largest rate is sought that the scenario as it stands serves.",
+    ),
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--axis",
+        "-a",
+        help="Other values to choose from, NAME=VALUE,VALUE: method, batch_size, num_speculative_tokens, or one more "
+        "setting of the engine (with --device).",
+    ),
+]
+EXAMPLE = "raggedspec sim plan example --device h100=2.50 --device l40s=0.90 --attainment 0.95"
+RATES_LEGEND = (
+    "means over replications; low … high: 95 % interval of slo_attainment; behind: share of the later half of the "
+    "requests by which finishes fall behind"
+)
+PLAN_LEGEND = (
+    "per hour: of all replicas, at the prices given; in brackets: 95 % interval; in time: share of the requests within "
+    "the limits, of the class with least of them"
+)
+
+
+@app.command(
+    epilog=f"Examples: [bold]{EXAMPLE}[/bold]\n\n"
+    "[bold]raggedspec sim plan example -s service.slo_first_token_s=0.3 --attainment 0.9[/bold]"
+)
+def plan(
+    scenario: ScenarioPath = None,
+    sets: Sets = None,
+    devices: Devices = None,
+    axes: Axes = None,
+    attainment: Annotated[
+        float, typer.Option(help="Share of the requests, of each class, that must finish within their limits.")
+    ] = 0.99,
+    tolerance: Annotated[
+        float, typer.Option(help="Stop when the rate is known to this share of it (without --device).")
+    ] = 0.02,
+    tries: Annotated[int, typer.Option(help="Choices that are simulated, the most promising ones (--device).")] = 8,
+    replications: Replications = 10,
+    workers: Workers = 1,
+    as_json: Json = False,
+) -> None:
+    """Find the cheapest fleet that serves the requests within their limits; or how many requests one server serves.
+
+    With --device: which device, how many, and which method, rows and drafts on each, for the arrivals of the scenario.
+    """
+    given = read_scenario(scenario and or_example(scenario, "plan.yaml"), sets)
+    if not devices:
+        _find_rate(given, attainment, tolerance, replications, workers, as_json=as_json)
+        return
+    from simulator.studies.plan import AXES, find_plan
+    from simulator.studies.whatif_grid import read_axes
+
+    found = find_plan(
+        given,
+        dict(map(_priced, devices)),
+        attainment,
+        axes=read_axes(axes or (), AXES, Engine),
+        tries=tries,
+        replications=replications,
+        workers=workers,
+        progress=True,
+    )
+    with output(as_json) as data:
+        _show_plan(found)
+        data |= {"fleets": [fleet.as_mapping() for fleet in found.fleets], "reasons": list(found.reasons())}
+        data |= {"extrapolated": found.extrapolated}
+
+
+def _priced(text: str) -> tuple[str, float | None]:
+    """A device, and its price if one is given."""
+    name, equals, price = text.rpartition("=")
+    try:
+        return (name, float(price)) if equals else (text, None)
+    except ValueError:
+        raise InputError(f"--device {text}: must be NAME=PRICE with a number for the price") from None
+
+
+def _show_plan(found: "Plan") -> None:
+    settings = found.fleets[0].choice.settings
+    table = Table("replicas", *(HEADINGS.get(name, name) for name in settings), *FOUND)
+    for line in (fleet.as_mapping() for fleet in found.fleets):
+        numbers = [f"{line['price_per_hour']:.2f}", _interval(line["cost_per_million_tokens"])]
+        numbers += [f"{line['tokens_per_joule']:.3g}" if isfinite(line["tokens_per_joule"]) else "–"]
+        table.add_row(*(str(line[name]) for name in ("replicas", *settings)), *numbers, f"{100 * line['kept']:.1f} %")
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+    print(PLAN_LEGEND)
+    for reason in found.reasons():
+        print(reason)
+    show_extrapolated(found.extrapolated)
+
+
+def _interval(cost: dict[str, Any]) -> str:
+    ends = f" ({cost['low']:.3g} … {cost['high']:.3g})" if isfinite(cost["low"]) else ""
+    return f"{cost['mean']:.3g}{ends}"
+
+
+def _find_rate(
+    given: Scenario, attainment: float, tolerance: float, replications: int, workers: int, *, as_json: bool
+) -> None:
+    """Print the largest rate that a scenario serves."""
+    from simulator.studies.capacity import find_capacity
+
+    limit = find_capacity(
+        given, attainment, tolerance=tolerance, replications=replications, workers=workers, progress=True
+    )
+    with output(as_json) as found:
+        show(limit.table.dropna(axis=1, how="all"))
+        print(RATES_LEGEND)
+        print(
+            f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {limit.rate_per_s:.3g} "
+            f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {limit.broken_at_per_s:.3g}"
+        )
+        if limit.queue_grew:
+            print(
+                f"at {limit.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
+                "server does not keep up with that rate; ask for more requests (study.num_requests)"
+            )
+        show_extrapolated(limit.extrapolated)
+        found |= {"rate_per_s": limit.rate_per_s, "broken_at_per_s": limit.broken_at_per_s}
+        found |= {"queue_grew": limit.queue_grew, "extrapolated": limit.extrapolated}
+        found["rates"] = limit.table.reset_index().to_dict(orient="records")
