@@ -25,6 +25,7 @@ _NAMES = {
     "refimpl.streaming": ("Stream", "TokenEvent"),
     "refimpl.core.stats": ("AcceptanceCollapseWarning", "AcceptanceStats", "RunStats"),
     "refimpl.judging.tie_or_bug": ("Judgement", "RowJudgement", "judge_method", "judge_outputs"),
+    "refimpl.decoding.processors": ("ThinkingBudget",),
     "refimpl.decoding.trace": ("RoundRecord",),
     "refimpl.decoding.dry_run": ("Footprint",),
     "refimpl.viz.watch": ("WatchedRound", "watch"),
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from refimpl.core.stats import AcceptanceStats as AcceptanceStats
     from refimpl.core.stats import RunStats as RunStats
     from refimpl.decoding.dry_run import Footprint as Footprint
+    from refimpl.decoding.processors import ThinkingBudget as ThinkingBudget
     from refimpl.decoding.trace import RoundRecord as RoundRecord
     from refimpl.generation import generate as generate
     from refimpl.generation import stream as stream

@@ -12,12 +12,15 @@ from refimpl.requests import Prompt
 
 Turns = Literal["first", "all"]
 TURNS: tuple[str, ...] = get_args(Turns)
-OWN_SETTINGS = {f.name for f in fields(Request)} - {"prompt"}
+OWN_SETTINGS = {f.name for f in fields(Request)} - {"prompt", "logits_processors"}  # JSON has no functions
 OTHER_NAMES = {  # that other programs have for them
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), "max_new_tokens"),
     **dict.fromkeys(("stop", "stop_sequences", "stop_words"), "stop_strings"),
     **dict.fromkeys(("stop_tokens", "eos_token_id"), "stop_token_ids"),
     "top_logprobs": "logprobs",
+    "min_tokens": "min_new_tokens",
+    "bad_words": "bad_words_ids",
+    "sequence_bias": "logit_bias",
 }
 OF_THE_RUN = {"best_of"}
 NEAR = 0.9  # similarity from which on a key is taken for a misspelt setting

@@ -9,6 +9,7 @@ from typing import Any
 
 from refimpl.core.config import DecodeConfig, SamplingConfig
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.processing import Processing
 from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence, StopStrings
 from refimpl.core.shown import counted
@@ -235,6 +236,7 @@ def _sequence(
         stop_strings=_stop_strings(pair, stop_strings, place),
         sampling=_own_sampling(request, config, place),
         logprobs=request.logprobs,
+        processing=_own_processing(pair, request, config, place, token_ids, max_new_tokens, stop_token_ids),
     )
 
 
@@ -251,6 +253,39 @@ def _own_sampling(request: Request, config: DecodeConfig, place: int) -> Samplin
     require(possible, f"acceptance 'greedy' needs temperature 0, and prompt {place} has {own.temperature}")
     require(not config.cuda_graphs, f"prompt {place} has sampling of its own: cuda_graphs records that of the run")
     return own
+
+
+def _own_processing(
+    pair: Pair,
+    request: Request,
+    config: DecodeConfig,
+    place: int,
+    token_ids: list[int],
+    max_new_tokens: int,
+    stop_token_ids: Iterable[int],
+) -> Processing | None:
+    """What a prompt's text does to its logits; None for nothing.
+
+    Raises:
+        InputError: the settings name tokens that do not exist, leave none, or exceed the budget; or the run has no
+            place for them.
+    """
+    found = pair.checkpoint(request.processing, token_ids, max_new_tokens) if pair.checkpoint else request.processing
+    if found is None or found.is_idle:
+        return None
+    outside = [token for token in found.tokens if token >= pair.vocab_size]
+    require(
+        not outside,
+        f"prompt {place} has logit_bias, bad_words_ids or allowed_token_ids of token {outside[:1]}, outside the "
+        f"vocabulary of {pair.vocab_size}",
+    )
+    least = request.min_new_tokens or 0
+    require(least <= max_new_tokens, f"prompt {place} has min_new_tokens {least}, and a budget of {max_new_tokens}")
+    allowed = range(pair.vocab_size) if found.allowed_token_ids is None else found.allowed_token_ids
+    possible = set(allowed) - found.banned - set(stop_token_ids if found.min_new_tokens else ())
+    require(bool(possible), f"prompt {place} leaves no token that can be generated")
+    require(not config.cuda_graphs, f"prompt {place} has processors of its logits: cuda_graphs records none")
+    return found
 
 
 def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_len: int, max_new_tokens: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from refimpl.core.config import DecodeConfig, SamplingConfig
 from refimpl.core.declared import Range, hints_of
 from refimpl.core.engine_settings import EngineSettings
+from refimpl.core.processing import Processing
 from simulator.settings.parts import Engine
 
 ROOT = Path(__file__).parent.parent
@@ -116,6 +117,12 @@ Of sampling:
 
 {sampling}
 
+## Of one request
+
+Fields of `Request`, besides the settings above that it can replace.
+
+{request}
+
 ## Of the simulator's engine alone
 
 {simulator}
@@ -131,6 +138,7 @@ def page() -> str:
         "shared": rows(EngineSettings),
         "engine": rows(DecodeConfig, shared),
         "sampling": rows(SamplingConfig),
+        "request": rows(Processing),
         "simulator": rows(Engine, shared),
     }
     return PAGE.format(**{name: "\n".join(lines) for name, lines in tables.items()})

@@ -86,14 +86,17 @@ def setting(
     return field(**start, metadata={"help": help_, "range": limits, "none": none, "option": option})
 
 
-def check_fields(instance: Any) -> None:
-    """Make the fields of a dataclass plain and check each. For ``__post_init__``.
+def check_fields(instance: Any, cls: Any = None) -> None:
+    """Make the fields of a dataclass plain and check each; those of a base class alone, if one is named.
+
+    For ``__post_init__``.
 
     Raises:
         InputError: a value of the wrong type or out of range; the message begins with the name.
     """
-    hints = hints_of(type(instance))  # type: ignore[arg-type]
-    for item in fields(instance):
+    cls = cls or type(instance)
+    hints = hints_of(cls)
+    for item in fields(cls):
         value = checked(plain(getattr(instance, item.name)), item, hints[item.name])
         object.__setattr__(instance, item.name, value)  # frozen, but not yet handed out
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from refimpl.core.config import MAX_LOGPROBS, SamplingConfig
 from refimpl.core.errors import require, shown
+from refimpl.core.processing import Processing
 from refimpl.core.tokens import check_stops
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
@@ -15,8 +16,8 @@ MAX_ARRIVAL_S = 10**9  # thirty years; more is a slip
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt with its own settings; None takes the setting of the DecodeConfig.
+class Request(Processing):
+    """One prompt with its own settings; None takes the setting of the DecodeConfig. See `Processing` for further ones.
 
     Attributes:
         prompt: text, or token ids.
@@ -53,6 +54,7 @@ class Request:
 
     def __post_init__(self) -> None:
         use_plain_numbers(self, leave="prompt")
+        Processing.__post_init__(self)
         most_drafts = MAX_SPECULATIVE_TOKENS
         ranges = {
             "max_new_tokens": (1, math.inf),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
+from refimpl.core.processing import Processing
 
 MOST_LAG = 2  # tokens that a draft has not cached after a round that it drafted for (INV-6)
 StopReason = Literal["stop", "length", "cancelled"]
@@ -73,6 +74,7 @@ class Sequence:
         sampling: shape of the distribution that its tokens are drawn from, where that is not the run's; its seed does
             not count.
         logprobs: likeliest tokens to report log-probabilities of; None for as many as the run.
+        processing: what its text does to its logits; None for nothing.
         target_cached, draft_cached: leading tokens whose K/V the model has cached; None where no model drafts.
         draft_context: positions that the draft knows; a row that is as long has no drafts any more.
         num_evaluated, num_accepted: drafts that the target has decided on, and those it accepted, at positions that
@@ -93,6 +95,7 @@ class Sequence:
     stop_strings: StopStrings | None = None
     sampling: SamplingConfig | None = None
     logprobs: int | None = None
+    processing: Processing | None = None
     prompt_len: int = field(init=False)
     target_cached: int = 0
     draft_cached: int | None = 0

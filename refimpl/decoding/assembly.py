@@ -25,6 +25,7 @@ from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room, usable_bytes
 from refimpl.decoding.overlapped import OverlappedPasses
 from refimpl.decoding.passes import EagerPasses, Passes
+from refimpl.decoding.processors import Processors
 from refimpl.decoding.recorded import RecordedPasses
 from refimpl.decoding.rounds import RoundContext
 from refimpl.decoding.sampling import RandomSource
@@ -123,14 +124,15 @@ def assemble(
         lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
     )
     drafter = DRAFTER_MAKERS[config.drafter](makers) if run_limits.most_drafts else NoDrafts()
-    eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, target.window)
+    processors = Processors(pair.vocab_size, pair.device, checked=checker.covers("device"))
+    eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, processors, target.window)
     passes: Passes = eager
     if config.cuda_graphs:
         k, fixed = run_limits.most_drafts, config.drafting.fixed
         passes = RecordedPasses(eager, drafter.cached, k=k, fixed=fixed, stable=config.shape_stable)
     if config.execution == "overlapped":
         passes = OverlappedPasses(eager, checker, make_streams(pair.device))
-    return RoundContext(target, drafter, passes, checker, config.logprobs)
+    return RoundContext(target, drafter, passes, checker, processors, config.logprobs)
 
 
 def _is_compiled(pair: Pair) -> bool:

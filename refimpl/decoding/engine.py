@@ -176,6 +176,7 @@ class Engine:
             for layout in self.layouts:
                 layout.release(sequence.slot)
             self.context.drafter.forget(sequence)
+            self.context.processors.forget(sequence)
             self._free_slots.append(sequence.slot)
             sequence.slot = -1
 

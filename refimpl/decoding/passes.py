@@ -1,7 +1,7 @@
 """The forward passes of a round: one protocol, and the two steps that every way of running them shares."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowN
 from refimpl.decoding.cached import CachedModel, last_tokens
 from refimpl.decoding.drafters import Drafter, Drafts, Feed
 from refimpl.decoding.prefill import Chunks, note_chunks, packed_chunks
+from refimpl.decoding.processors import Processors
 from refimpl.decoding.sampling import RowKeys, sampling_of
 from refimpl.drafting.budgets import DraftBudget
 from refimpl.layouts.packed import PackedBlock
@@ -61,7 +62,8 @@ def verify(
 ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
     """Run the target on the last committed token and the drafts; its logits choose k+1 tokens a row."""
     logits = feed(torch.cat([last, proposal.tokens], dim=1), -1, [proposal.tokens])
-    return rule.shaped(numbers.sampling).decide(proposal, logits, numbers), logits
+    processed, done = numbers.processed(logits, [proposal.tokens]), replace(numbers, processors=None)
+    return rule.shaped(numbers.sampling).decide(proposal, processed, done), logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class EagerPasses:
         rule: decides.
         vocab_size: leading logits that count.
         budget: drafts that are asked for.
+        processors: of the rows' logits.
         window: tokens a row of every verify pass; None for as many as the round needs.
     """
 
@@ -82,6 +85,7 @@ class EagerPasses:
     rule: AcceptanceRule
     vocab_size: int
     budget: DraftBudget
+    processors: Processors
     window: int | None = None
 
     def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
@@ -107,7 +111,7 @@ class EagerPasses:
         position = seq_len[:, None] + torch.arange(max(limits) + 1, device=device)
         keys = RowKeys(seed, sequence, seq_len if self.fresh else None)
         sampling = sampling_of([m.sampling for m in members], self.rule.sampling, device)
-        return RowNumbers(keys, position, limit, sampling)
+        return RowNumbers(keys, position, limit, sampling, self.processors.of(members, limits))
 
     @property
     def fresh(self) -> bool:

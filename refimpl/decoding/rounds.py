@@ -15,6 +15,7 @@ from refimpl.decoding.drafters import Drafter
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.passes import Passes, Verified
 from refimpl.decoding.prefill import Chunks, note_chunks, prefill_chunks
+from refimpl.decoding.processors import Processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class RoundContext:
         drafter: proposes, perhaps with a model and a layout of its own.
         passes: run the models.
         checker: looks at what a round has done.
+        processors: of the rows' logits.
         logprobs: alternatives to report with the log-probability of every token, where a row does not say; None for no
             log-probabilities.
     """
@@ -34,6 +36,7 @@ class RoundContext:
     drafter: Drafter
     passes: Passes
     checker: Checker
+    processors: Processors
     logprobs: int | None = None
 
     @property

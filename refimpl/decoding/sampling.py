@@ -88,6 +88,11 @@ def _stream(keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose) -
     return _mix_((state + _GOLDEN)[:, None] ^ position)
 
 
+def words_of(tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """A word of 64 bits for each token."""
+    return _mix_((tokens + 1) * _GOLDEN)
+
+
 def uniform(keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose) -> Float[Tensor, "batch q"]:
     """One number in [0, 1) per row and position, float64."""
     return _shift_right(_mix_(_stream(keys, position, purpose) + _GOLDEN), 11).double() * 2.0**-53

@@ -34,7 +34,7 @@ class Fault:
         invariant: the invariant that must be the first to break, None where the register cannot see the fault.
         layouts, schedulers: where it is looked for; faults of blocks name `paged`, those of chunks `continuous`, and
             others leave them out.
-        settings: fields of a case that it needs, for example a temperature.
+        settings: fields of a case that it needs, for example a temperature; and `own`, those of requests, by turns.
         conditions: (owner, attribute, value) set while it is injected, harmless alone, without which a CPU never comes
             to the broken line.
         source: the public issue or pull request where it, or one of its kind, was seen, as ``owner/repository#number``.

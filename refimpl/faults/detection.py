@@ -63,7 +63,11 @@ def example(fault: Fault | None, number: int) -> Case:
     rng = random.Random(f"{fault.name if fault else 'healthy'}:{number}")
     if fault is None:
         return random_case(rng)
-    return replace(random_case(rng, layouts=fault.layouts, schedulers=fault.schedulers), **fault.settings)
+    settings = {name: value for name, value in fault.settings.items() if name != "own"}
+    case = replace(random_case(rng, layouts=fault.layouts, schedulers=fault.schedulers), **settings)
+    own = fault.settings.get("own", [{}])
+    rows = [replace(row, own=tuple(own[i % len(own)].items())) for i, row in enumerate(case.rows)]
+    return replace(case, rows=tuple(rows))
 
 
 def applies(fault: Fault | None, detector: str) -> bool:
@@ -81,8 +85,7 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": has_the_oracles_tokens,
-        "acceptance": "acceptance" not in settings
-        and "draft_budget" not in settings
+        "acceptance": not {"acceptance", "draft_budget", "own"} & settings.keys()
         and settings.get("drafter", "model") in SCRIPTED,
         "report": has_the_oracles_tokens,
         "sampling": "acceptance" in settings,

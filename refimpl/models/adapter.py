@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from refimpl.core.engine_settings import LayersName
 from refimpl.core.errors import InputError, UnsupportedModelError, require
+from refimpl.core.processing import Processing
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
@@ -213,6 +214,8 @@ class Pair:
         vocab_size: ids that both models know; logits beyond it are padding rows.
         name: preset or path.
         shape_bound: whether the target's numbers depend on the shape of a pass, beyond roundings.
+        checkpoint: adds what the target's generation config does to logits to a prompt's own settings, given its tokens
+            and its budget; None where there is no such config.
         unapplied: settings of the target's generation config that change what transformers' `generate` gives, and are
             not applied here; empty where there are none.
         head: proposes from the target's hidden states; None for a pair without one.
@@ -225,6 +228,7 @@ class Pair:
     vocab_size: int = 0
     name: str = "pair"
     shape_bound: bool = False
+    checkpoint: Callable[[Processing | None, list[int], int], Processing | None] | None = None
     unapplied: str = ""
     head: DraftHead | None = None
 
@@ -272,8 +276,8 @@ class Pair:
         """Raise InputError if exact here would not be what transformers' `generate` gives."""
         require(
             not self.unapplied,
-            f"the target's generation config sets {self.unapplied}, which transformers' generate applies and plain "
-            "decoding does not: nothing here can be exact; remove it from generation_config.json to compare without it",
+            f"the target's generation config sets {self.unapplied}, which transformers' generate applies and this "
+            "engine does not: nothing here can be exact; remove it from generation_config.json to compare without it",
         )
 
     def require_fixed_shapes(self, fixed: bool) -> None:

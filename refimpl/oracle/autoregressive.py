@@ -16,6 +16,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.sampling import TIE, Purpose, RowKeys, exponentials
 from refimpl.layouts.store import Block, KVStore
 from refimpl.models.adapter import CausalLM, FeedRow
+from refimpl.oracle.processing import process, processors_of
 
 
 def decode(
@@ -36,9 +37,10 @@ def decode(
     """
     sampling, fed = sequence.sampling or sampling, list(sequence.token_ids[: sequence.prompt_len])
     generated: list[int] = []
+    processors = processors_of(sequence)
     while len(generated) < sequence.max_new_tokens:
-        logits = feed(fed)[:vocab_size]
-        token = _choose(logits, sampling, sequence, sequence.prompt_len + len(generated))
+        logits, text = feed(fed)[:vocab_size], sequence.token_ids[: sequence.prompt_len] + generated
+        token = _choose(process(processors, text, logits), sampling, sequence, len(text))
         generated.append(token)
         yield token, logits
         if stops(sequence, generated):

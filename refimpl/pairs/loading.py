@@ -13,7 +13,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -27,12 +26,12 @@ from refimpl.core.tokens import check_stops
 from refimpl.core.values import require_bool, require_int
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
+from refimpl.pairs.checkpoint import Checkpoint
 from refimpl.pairs.classes import build, causal_class
 from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.reading import from_pretrained
-from refimpl.pairs.unapplied import warn_of_unapplied
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
@@ -114,34 +113,35 @@ def make_pair(
         layers: what runs the layers of both, see `refimpl.models.layers.choose_layers`.
 
     Warns:
-        GenerationConfigWarning: settings of the target's generation config, as repetition_penalty, are not applied.
+        GenerationConfigWarning: settings of the target's generation config, as num_beams, are not applied.
 
     Raises:
         InputError: vocabularies that differ by more than padding rows, models on two devices, a model that cannot be
             driven (see docs/models.md), or a head of another target.
     """
     given = [("target", target), *([("draft", draft)] if draft is not None else [])]
-    _check_objects(given, tokenizer, head)
-    require(layers in LAYERS, f"layers must be one of {', '.join(LAYERS)}, not {shown(layers)}")
+    _check_objects(given, tokenizer, head, layers)
     models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}", layers) for role, model in given]
     size = shared_vocab_size(models[0].vocab_size, models[-1].vocab_size, tokenizer, vocab_size)
     check_stops(stop_token_ids, (), size)
-    stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids
+    checkpoint = Checkpoint(target)
     return Pair(
         models[0],
         models[1] if draft is not None else None,
         tokenizer=tokenizer,
-        stop_token_ids=frozenset(stops),
+        stop_token_ids=frozenset(_eos_ids(target, tokenizer) if stop_token_ids is None else stop_token_ids),
         vocab_size=size,
         name=name,
         shape_bound=models[0].shape_bound,
-        unapplied=warn_of_unapplied(target),
+        checkpoint=checkpoint.processing if checkpoint.applied else None,
+        unapplied=checkpoint.unapplied,
         head=None if head is None else load_head(Path(head).expanduser(), target),
     )
 
 
-def _check_objects(models: list[tuple[str, PreTrainedModel]], tokenizer: Any, head: Any) -> None:
-    """Raise InputError for what is no model of transformers, no tokenizer, or no path of a head."""
+def _check_objects(models: list[tuple[str, PreTrainedModel]], tokenizer: Any, head: Any, layers: Any) -> None:
+    """Raise InputError for what is no model of transformers, no tokenizer, no path of a head, or runs no layers."""
+    require(layers in LAYERS, f"layers must be one of {', '.join(LAYERS)}, not {shown(layers)}")
     for role, model in models:
         if not isinstance(model, PreTrainedModel):
             given = repr(model) if isinstance(model, str) else type(model).__name__
@@ -248,10 +248,10 @@ def _random_model(preset: ModelPreset, device: torch.device, dtype: torch.dtype,
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
 
 
-def _eos_ids(generation_config: GenerationConfig | None, tokenizer: Any) -> list[int]:
+def _eos_ids(target: PreTrainedModel, tokenizer: Any) -> list[int]:
     """Union of the end-of-sequence ids that the generation config and the tokenizer name."""
     found: list[int] = []
-    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+    for ids in (getattr(target.generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
         found += ids if isinstance(ids, list) else [] if ids is None else [ids]
     return found
 

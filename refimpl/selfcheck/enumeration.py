@@ -16,7 +16,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
 from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
-from refimpl.selfcheck.fraction_model import JointLaw, joint, sequence_law
+from refimpl.selfcheck.fraction_model import JointLaw, Penalties, joint, sequence_law
 
 
 @cache
@@ -143,15 +143,16 @@ def engine_law(pair: Pair, requests: list[Request], config: DecodeConfig) -> Joi
     return law
 
 
-def target_law(pair: Pair, requests: list[Request], sharpness: int = 1, top_k: int = 0) -> JointLaw:
+def target_law(
+    pair: Pair, requests: list[Request], sharpness: int = 1, top_k: int = 0, penalties: Penalties | None = None
+) -> JointLaw:
     """Exact joint law of autoregressive sampling from the target, a `FractionModel`."""
     table = pair.target.table  # type: ignore[attr-defined]
     laws = []
     for request in requests:
         prompt, budget = [int(token) for token in request.prompt], request.max_new_tokens or 0
-        laws.append(
-            sequence_law(table, prompt, budget, next(iter(request.stop_token_ids or ()), None), sharpness, top_k)
-        )
+        stop = next(iter(request.stop_token_ids or ()), None)
+        laws.append(sequence_law(table, prompt, budget, stop, sharpness, top_k, penalties))
     return joint(laws)
 
 

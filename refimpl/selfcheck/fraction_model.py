@@ -1,5 +1,7 @@
 """A model whose next-token law is a table of fractions over the last two tokens, read back from its own K/V."""
 
+import math
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from random import Random
@@ -8,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from refimpl.core.request import Request
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models.adapter import FeedRow, Pair
 
@@ -107,16 +110,58 @@ def fraction_pair(vocab_size: int, seed: int) -> Pair:
     return Pair(target, draft, vocab_size=vocab_size, name="table", head=FractionHead(draft))
 
 
+@dataclass(frozen=True)
+class Penalties:
+    """Penalties of logits that keep laws fractions.
+
+    Attributes:
+        repetition: power that a token of the text is raised to, as logarithms of probabilities are not positive.
+        frequency, presence: halvings of a generated token's mass: each time, and once.
+    """
+
+    repetition: int = 1
+    frequency: int = 0
+    presence: int = 0
+
+    def request(self, request: Request) -> Request:
+        """The request with these penalties."""
+        halving = math.log(2)
+        return replace(
+            request,
+            repetition_penalty=self.repetition,
+            frequency_penalty=self.frequency * halving,
+            presence_penalty=self.presence * halving,
+        )
+
+    def apply(self, law: list[Fraction], prompt: list[int], generated: list[int]) -> list[Fraction]:
+        """A law after a text; its masses need not sum to 1."""
+        return [self._mass(mass, token in prompt, generated.count(token)) for token, mass in enumerate(law)]
+
+    def _mass(self, mass: Fraction, prompted: bool, times: int) -> Fraction:
+        halvings = self.frequency * times + self.presence * (times > 0)
+        return mass ** (self.repetition if prompted or times else 1) / 2**halvings
+
+
 def sequence_law(
-    table: Table, prompt: list[int], budget: int, stop: int | None = None, sharpness: int = 1, top_k: int = 0
+    table: Table,
+    prompt: list[int],
+    budget: int,
+    stop: int | None = None,
+    sharpness: int = 1,
+    top_k: int = 0,
+    penalties: Penalties | None = None,
+    generated: tuple[int, ...] = (),
 ) -> Law:
-    """Law of the generated tokens under autoregressive sampling."""
+    """Law of the tokens generated after those that were under autoregressive sampling; `budget` is what is left."""
     if budget == 0:
         return {(): Fraction(1)}
     law: Law = {}
-    for token, p in enumerate(shaped(table[tuple(prompt[-2:])], sharpness, top_k)):
-        left = 0 if token == stop else budget - 1
-        rest = sequence_law(table, [*prompt, token], left, stop, sharpness, top_k) if p else {}
+    text = [*prompt, *generated]
+    mass = table[tuple(text[-2:])]
+    mass = penalties.apply(mass, prompt, list(generated)) if penalties else mass
+    for token, p in enumerate(shaped(mass, sharpness, top_k)):
+        left, longer = 0 if token == stop else budget - 1, (*generated, token)
+        rest = sequence_law(table, prompt, left, stop, sharpness, top_k, penalties, longer) if p else {}
         law |= {(token, *tail): p * q for tail, q in rest.items()}
     return law
 

@@ -12,7 +12,7 @@ from refimpl.decoding.assembly import bias
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
 from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation
-from refimpl.selfcheck.fraction_model import JointLaw, fraction_pair
+from refimpl.selfcheck.fraction_model import JointLaw, Penalties, fraction_pair
 
 RULES = ("greedy", "coupled", "rejection", "block")
 SEEDS: tuple[int, ...] = (3, 5)  # of the pairs
@@ -20,8 +20,11 @@ REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first fin
 OF_HEAD = [Request([0], 3, 1), Request([1, 0], 3, 1)]  # a token more, as there are no drafts in the first round
 LONGER = [Request([0, 1, 0, 1], 3, 1), REQUESTS[1]]  # drafts after those that the first round has rejected
 LONGEST = [Request([0, 1, 0, 1], 4, 1), REQUESTS[1]]  # the same for who drafts seldom, and drafts of a row alone
+PENALIZED = "fixed, with penalties"
+PENALTIES = Penalties(frequency=1, presence=1)
 BUDGETS = {  # by name: settings that cut drafts on these pairs
     "fixed": "fixed",
+    PENALIZED: "fixed",
     "by_load": "by_load:2=0",
     "capacity": "capacity:1",
     "capacity_own_token": "capacity_own_token:1",
@@ -50,7 +53,7 @@ class LawRow:
 def combinations() -> Iterator[tuple[str, str]]:
     """Every drafter with every budget that it can have."""
     for drafter, budget in product(DRAFTERS, BUDGETS):
-        if DRAFTERS[drafter].has_probabilities or not DRAFT_BUDGETS[budget].reads_probabilities:
+        if DRAFTERS[drafter].has_probabilities or not DRAFT_BUDGETS[budget.partition(",")[0]].reads_probabilities:
             yield drafter, budget
 
 
@@ -60,7 +63,8 @@ def requests_for(drafter: str, budget: str) -> list[Request]:
         return LONGEST
     if budget == "goodput":  # which decides by history
         return LONGER if DRAFTERS[drafter].runs_draft else LONGEST
-    return OF_HEAD if drafter == "head" else REQUESTS
+    usual = OF_HEAD if drafter == "head" else REQUESTS
+    return [*map(PENALTIES.request, usual)] if budget == PENALIZED else usual
 
 
 def law_settings() -> list[tuple[str, str, str]]:
@@ -84,7 +88,9 @@ def config_of(drafter: str, budget: str, rule: str) -> DecodeConfig:
 
 def variation(pair: Pair, requests: list[Request], config: DecodeConfig) -> Fraction:
     """Total variation distance between the law of a run, at temperature 0 or 1, and the target's."""
-    wanted = _greedy_law(pair, requests) if config.sampling.greedy else target_law(pair, requests)
+    penalties = None if requests[0].frequency_penalty is None else PENALTIES
+    drawn = not config.sampling.greedy
+    wanted = target_law(pair, requests, penalties=penalties) if drawn else _greedy_law(pair, requests)
     return total_variation(engine_law(pair, requests, config), wanted)
 
 

@@ -33,7 +33,8 @@ def _row(index: int, row: Row) -> str:
     script = "".join("+" if agrees else "-" for agrees in row.agreements or ()) or "all +"
     script = "without script" if row.agreements is None else script
     stop = f", stop token {row.stop_token_ids[0]}" if row.stop_token_ids else ""
-    return f"row {index}: prompt {list(row.prompt)}, budget {row.max_new_tokens}, k {row.k}{stop}, draft {script}"
+    own = "".join(f", {name} {value}" for name, value in row.own)
+    return f"row {index}: prompt {list(row.prompt)}, budget {row.max_new_tokens}, k {row.k}{stop}{own}, draft {script}"
 
 
 def _outcome(outcome: Any) -> str:

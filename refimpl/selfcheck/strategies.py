@@ -76,7 +76,16 @@ def rows(draw: Any, prompt: tuple[int, ...]) -> Row:
     return Row(prompt, budget, k, stop_at, draw(agreements(budget, k)))
 
 
-OWN_SETTINGS: dict[str, st.SearchStrategy[Any]] = {  # of a request; a shrunk one has none
+OWN_SETTINGS: dict[
+    str, st.SearchStrategy[Any]
+] = {  # of a request; a shrunk one has none, and some tokens stay possible
+    "repetition_penalty": st.sampled_from([1.3, 0.5, 9.0]),
+    "frequency_penalty": st.sampled_from([0.7, -0.4]),
+    "presence_penalty": st.sampled_from([2.0, -1.5]),
+    "logit_bias": st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-3.0, 0.1, 9.0]), max_size=3),
+    "bad_words_ids": st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=3).map(tuple), max_size=2),
+    "allowed_token_ids": st.sampled_from([tuple(range(0, VOCAB_SIZE, 2)), tuple(range(VOCAB_SIZE))]),
+    "min_new_tokens": st.just(1),
     "temperature": st.sampled_from([0.0, 1.0, 0.3, 2.0]),
     "top_k": st.sampled_from([0, 1, 4, 99]),
     "top_p": st.sampled_from([1.0, 0.7, 0.2]),

@@ -40,6 +40,10 @@ BEYOND_THE_KIT = {  # an engine under test is asked for no texts, for too few sa
     "chunk-row-drafts",  # prompts of the kit fit into one chunk
     "chunk-border-skipped",
     "row-limit-ignored",  # all rows of a call draft alike
+    "processor-ignores-drafts",  # its requests have no processors
+    "processor-history-one-short",
+    "processor-row-shifted",
+    "parameters-of-row-zero",
 }
 BY_ERROR_ALONE = {  # the engine breaks off before it gives wrong tokens
     "no-aging",

@@ -10,7 +10,7 @@ from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.request import Request
 from refimpl.faults import FAULTS
 from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation
-from refimpl.selfcheck.fraction_model import fraction_pair
+from refimpl.selfcheck.fraction_model import Penalties, fraction_pair
 
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]
 
@@ -62,6 +62,18 @@ def test_joint_law_of_rows_of_different_temperatures(method, acceptance, tempera
         pair, [rows[0], replace(rows[1], temperature=temperature)], law_config(method, acceptance=acceptance)
     )
     assert total_variation(found, product(target_law(pair, rows[:1]), second)) == 0
+
+
+@pytest.mark.parametrize(("method", "drafter"), [("rollback+static", "model"), ("inplace+grouped", "ngram")])
+def test_joint_law_under_a_repetition_penalty(method, drafter):
+    pair, penalties = fraction_pair(2, seed=3), Penalties(repetition=2, frequency=1, presence=1)
+    rows = [Request([0, 1, 0, 1], 3, 2), Request([1, 0], 2, 1)]
+    config, penalized = law_config(method, drafter=drafter), [penalties.request(row) for row in rows]
+    wanted = target_law(pair, rows, penalties=penalties)
+    assert total_variation(engine_law(pair, penalized, config), wanted) == 0
+    assert total_variation(target_law(pair, rows), wanted) > 0.1
+    with FAULTS["processor-ignores-drafts"].injected():
+        assert total_variation(engine_law(pair, penalized, config), wanted) > 0
 
 
 def product(first, second):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from refimpl.core.errors import InputError
 from refimpl.core.invariants import InvariantViolation
+from refimpl.decoding.processors import RowProcessors
 from refimpl.decoding.sampling import RowKeys, RowSampling, Sampling
 
 
@@ -21,22 +22,30 @@ class RowNumbers:
         position: positions that the k+1 choices fill.
         limits: drafts that a row can use.
         sampling: shape of the rows' distributions; None for that of the run.
+        processors: what changes the rows' logits before; None for nothing.
     """
 
     keys: RowKeys
     position: Int[Tensor, "batch k1"]
     limits: Int[Tensor, " batch"]
     sampling: Sampling | None = None
+    processors: RowProcessors | None = None
+
+    def processed(self, logits: Float[Tensor, "batch q vocab"], drafts: Seq[Tensor]) -> Float[Tensor, "batch q vocab"]:
+        """Logits behind the last of the drafts that were proposed so far, or behind all of them."""
+        return logits if self.processors is None else self.processors(logits, drafts)
 
     def cut(self, limits: list[int]) -> "RowNumbers":
         """The numbers of a round in which rows can use fewer drafts than these."""
         fewer = torch.tensor(limits, dtype=torch.long, device=self.limits.device)
-        return replace(self, position=self.position[:, : max(limits) + 1], limits=fewer)
+        processors = self.processors and self.processors.cut(limits)
+        return replace(self, position=self.position[:, : max(limits) + 1], limits=fewer, processors=processors)
 
     def rows(self, index: list[int]) -> "RowNumbers":
         """The numbers of some rows."""
         sampling = self.sampling.rows(index) if isinstance(self.sampling, RowSampling) else self.sampling
-        return RowNumbers(self.keys.rows(index), self.position[index], self.limits[index], sampling)
+        processors = self.processors and self.processors.rows(index)
+        return RowNumbers(self.keys.rows(index), self.position[index], self.limits[index], sampling, processors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ def propose(
     rule = rule.shaped(numbers.sampling)
     tokens, offset = tail, -tail.shape[1]
     for step in range(numbers.position.shape[1] - 1):
-        logits = feed(tokens, offset, [s.tokens for s in steps])
+        drafts = [s.tokens for s in steps]
+        logits = numbers.processed(feed(tokens, offset, drafts), drafts)
         if tracker and not tracker.note_pass(logits, steps):
             break
         drawn = rule.propose(logits, numbers.keys, numbers.position[:, step : step + 1])

@@ -1,14 +1,13 @@
-"""Settings of a generation config that change transformers' output are named, once; nothing is called exact then."""
+"""A generation config that changes logits is applied; other ways of decoding are named, and nothing is exact then."""
 
 import json
 import sys
-import warnings
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from refimpl import GenerationConfigWarning, InputError, judge_method, load_pair, verify
+from refimpl import GenerationConfigWarning, InputError, Request, generate, judge_method, load_pair, verify
 from refimpl.cli import main
 from refimpl.pairs import make_pair
 
@@ -43,20 +42,30 @@ def settings_that_do_not():
     ]  # fmt: skip
 
 
-def test_named_exactly_where_transformers_gives_other_tokens(saved):
+def test_greedy_output_is_what_transformers_gives(saved):
     model = AutoModelForCausalLM.from_pretrained(saved / "target", dtype=torch.float64)
-    for settings in [{}, *settings_that_change(stock_tokens(model)), *settings_that_do_not()]:
+    cases = [*((each, True) for each in settings_that_change(stock_tokens(model)))]
+    for settings, changes in [({}, False), *cases, *((each, False) for each in settings_that_do_not())]:
         stops = {"eos_token_id": settings.get("eos_token_id", 8)}
         model.generation_config = GenerationConfig(**stops)
         plain = stock_tokens(model)
         model.generation_config = GenerationConfig(**settings | stops)
-        with warnings.catch_warnings(record=True, action="always") as told:
-            pair = make_pair(model)
-        changes = stock_tokens(model) != plain
-        assert bool(pair.unapplied) == changes == bool(told), settings
-        if changes:
-            assert next(iter(settings)) in pair.unapplied
-            assert pair.unapplied in str(told[0].message)
+        wanted, pair = stock_tokens(model), make_pair(model)  # without a warning, which would be an error
+        assert (wanted != plain) == changes, settings
+        for method in ("autoregressive", "inplace"):
+            (found,) = generate(pair, [PROMPT], method=method, drafter="ngram", max_new_tokens=8).sequences
+            assert found.token_ids == wanted, settings
+
+
+def test_a_requests_own_settings_come_first(saved):
+    model = AutoModelForCausalLM.from_pretrained(saved / "target", dtype=torch.float64)
+    plain = stock_tokens(model)
+    own = {"repetition_penalty": 9.0, "bad_words_ids": [[plain[0]]], "min_new_tokens": 3}
+    model.generation_config = GenerationConfig(eos_token_id=8, sequence_bias=[[[plain[1]], -99.0]], **own)
+    pair = make_pair(model)
+    neutral = {"repetition_penalty": 1.0, "bad_words_ids": [], "min_new_tokens": 0, "logit_bias": {}}
+    (found,) = generate(pair, [Request(PROMPT, 8, **neutral)], drafter="ngram").sequences
+    assert found.token_ids == plain
 
 
 def test_other_ways_of_decoding_are_named(saved):
@@ -67,10 +76,10 @@ def test_other_ways_of_decoding_are_named(saved):
             make_pair(model)
 
 
-def penalized(folder):
-    """Give a checkpoint a repetition penalty, as some are published with."""
+def with_beams(folder):
+    """Give a checkpoint another way of decoding."""
     path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 1.05}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_beams": 4}))
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -86,21 +95,21 @@ def test_verify_never_calls_exact_what_transformers_would_not_give(saved, tmp_pa
     given = ["--target", saved / "target", "--draft", saved / "target", "--prompts", tmp_path / "ids.jsonl"]
     given += ["--max-new-tokens", 4]
     assert run(monkeypatch, capsys, "verify", *given, "--methods", "inplace", "--batch-sizes", 1) == (0, [])
-    penalized(saved / "target")
-    warning = "warning: the target's generation config sets repetition_penalty = 1.05: not applied here"
+    with_beams(saved / "target")
+    warning = "warning: the target's generation config sets num_beams = 4: not applied here"
     code, told = run(monkeypatch, capsys, "generate", *given)
     assert code == 0
     assert [line.startswith(warning) for line in told] == [True, False], "one line, and the summary"
     code, (first, second) = run(monkeypatch, capsys, "verify", *given)
     assert (code, first.startswith(warning)) == (2, True)
-    assert "error: the target's generation config sets repetition_penalty = 1.05" in second
+    assert "error: the target's generation config sets num_beams = 4" in second
     assert "remove it from generation_config.json" in second
 
 
 def test_no_verdict_from_python(saved):
-    penalized(saved / "target")
-    with pytest.warns(GenerationConfigWarning, match="repetition_penalty = 1.05"):
+    with_beams(saved / "target")
+    with pytest.warns(GenerationConfigWarning, match="num_beams = 4"):
         pair = load_pair(saved / "target", drafter="ngram")
     for judge in (verify, judge_method):
-        with pytest.raises(InputError, match=r"repetition_penalty = 1\.05.* nothing here can be exact"):
+        with pytest.raises(InputError, match=r"num_beams = 4.* nothing here can be exact"):
             judge(pair, [PROMPT], drafter="ngram")

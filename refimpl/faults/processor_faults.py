@@ -1,0 +1,44 @@
+"""Processors of logits that read another text than that of their row and position, or another row's settings."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import processors
+from refimpl.decoding.processors import Texts, TokenTable
+from refimpl.faults.base import fault, result_changed
+
+PENALTIES = {"own": ({"repetition_penalty": 1.8}, {"repetition_penalty": 0.6, "presence_penalty": 1.0})}
+
+
+@fault(processors, "texts_of", "output", "INV-23", settings=PENALTIES, source="sgl-project/sglang#28179")
+@result_changed
+def processor_ignores_drafts(right: Texts, *_: Any) -> Texts:
+    """Every position of a verify pass is processed with the committed text, as if it had no drafts before it."""
+    return replace(right, before=torch.zeros_like(right.before))
+
+
+@fault(TokenTable, "read", "output", "INV-23", settings=PENALTIES, source="ml-explore/mlx-lm#990")
+def processor_history_one_short(original: Any) -> Any:
+    """A processor reads the committed text without its last token."""
+
+    def read(self: TokenTable, row: Sequence) -> Any:
+        text = row.token_ids[:-1] or row.token_ids
+        return original(self, SimpleNamespace(token_ids=text, prompt_len=row.prompt_len))
+
+    return read
+
+
+@fault(processors, "texts_of", "output", "INV-23", settings=PENALTIES, source="vllm-project/vllm#31908")
+def processor_row_shifted(original: Any) -> Any:
+    """The logits of a row are processed with the text of the row before it."""
+    return lambda members, tables, *rest: original(members, tables.roll(1, dims=0), *rest)
+
+
+@fault(processors, "penalized", "output", None, settings=PENALTIES)
+def parameters_of_row_zero(original: Any) -> Any:
+    """All rows of a batch have the penalties of its first."""
+    return lambda logits, texts, penalties: original(logits, texts, penalties[:1].expand_as(penalties))
