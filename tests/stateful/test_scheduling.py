@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from refimpl.core.config import make_config
 from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS
 from refimpl.scheduling import KVAllocator, RoundPlan, Scheduler, make_scheduler
+from refimpl.scheduling.grouped import GroupedScheduler
 from tests.scheduled_items import Item
 
 
@@ -49,12 +50,13 @@ class Machine(RuleBasedStateMachine):
         self.window: list[Item] = []
         self.gone: list[Item] = []
 
-    @rule(target=items, seq_len=st.integers(1, 4), lag=st.integers(1, 2))
-    def submit(self, seq_len: int, lag: int) -> Item:
-        item = Item(seq_len, lag)
-        self.scheduler.submit([item])
-        self.waiting.append(item)
-        return item
+    @rule(target=items, seq_len=st.integers(1, 4), lag=st.integers(1, 2), count=st.integers(1, 4))
+    def submit(self, seq_len: int, lag: int, count: int) -> Any:
+        """Several that may share a round: without, full groups are rare that pass an older item over."""
+        alike = [Item(seq_len, lag) for _ in range(count)]
+        self.scheduler.submit(alike)
+        self.waiting += alike
+        return multiple(*alike)
 
     @rule(item=items)
     def cancel(self, item: Item) -> None:
@@ -215,3 +217,10 @@ def test_scheduler_against_plain_lists(kind: str) -> None:
 def test_the_lists_disagree_with_a_broken_scheduler(kind: str, fault: str) -> None:
     with FAULTS[fault].injected():
         assert disagreement(kind, 300, phases=[Phase.generate], report_multiple_bugs=False) is not None
+
+
+def test_the_lists_disagree_where_the_oldest_does_not_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen by as many examples as the scheduler itself is tried with."""
+    monkeypatch.setattr(GroupedScheduler, "_age_oldest", lambda _: None)
+    given = {"phases": [Phase.generate], "report_multiple_bugs": False}
+    assert disagreement("grouped", 6 * settings().max_examples, **given) is not None
