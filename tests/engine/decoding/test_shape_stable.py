@@ -10,6 +10,7 @@ from refimpl import InputError, Request, generate, load_pair
 from refimpl.core import kernels
 from refimpl.core.config import SCHEDULERS
 from refimpl.core.invariants import InvariantViolation
+from refimpl.decoding import assembly
 from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
 from refimpl.layouts import InplaceLayout, make_layout
@@ -144,8 +145,6 @@ def test_preempted_rows_have_the_same_bits(tiny, prompts, num_drafts):
     """What was generated is cached again in the shape of the verify passes, and what was a prompt in its own."""
     prompts = [tiny.tokenizer(text)["input_ids"][:20] for text in prompts[:4]]
     settings = {"max_new_tokens": 16, "num_speculative_tokens": num_drafts, "block_size": 4}
-    begun = generate(tiny, prompts[:1], **settings).sequences[0].token_ids
-    prompts.append(prompts[0] + begun[:8])  # that another row generates
     for method in ("paged", "paged+continuous"):
         need = (max(map(len, prompts)) + 16) // 4 + 2
         room = pool_gib(tiny, need, 4)
@@ -154,6 +153,20 @@ def test_preempted_rows_have_the_same_bits(tiny, prompts, num_drafts):
         ).results[0]
         assert report.stats.num_preemptions > 0
         assert report.bitwise == len(prompts)
+
+
+def test_a_prompt_shares_no_block_that_a_row_has_generated(tiny, prompts, monkeypatch):
+    """That was cached in passes of another shape: if all text is shared, the bits of the second row differ."""
+    prompt = tiny.tokenizer(prompts[0])["input_ids"][:20]
+    settings = {"max_new_tokens": 16, "num_speculative_tokens": 3, "block_size": 4}
+    begun = generate(tiny, [prompt], **settings).sequences[0].token_ids
+    given = [prompt, prompt + begun[:12]]
+    found = []
+    for _ in range(2):
+        report = verify(tiny, given, methods=["paged"], batch_sizes=(1,), bitwise=True, **settings).results[0]
+        found.append((report.bitwise, report.stats.num_prefix_hits))
+        monkeypatch.setattr(assembly, "sharing_of", lambda _: "texts")
+    assert found == [(2, 12), (1, 24)], "full blocks of the prompt are shared, or of all the text"
 
 
 def test_rows_that_are_missing_are_idle_slots_in_order(tiny):
