@@ -284,7 +284,10 @@ def _own_processing(
     allowed = range(pair.vocab_size) if found.allowed_token_ids is None else found.allowed_token_ids
     possible = set(allowed) - found.banned - set(stop_token_ids if found.min_new_tokens else ())
     require(bool(possible), f"prompt {place} leaves no token that can be generated")
-    require(not config.cuda_graphs, f"prompt {place} has processors of its logits: cuda_graphs records none")
+    require(
+        not config.cuda_graphs,
+        f"prompt {place} has processors of its logits, or the target's generation config has: cuda_graphs records none",
+    )
     return found
 
 

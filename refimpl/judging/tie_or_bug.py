@@ -212,6 +212,8 @@ def _prepare(
     if not config.sampling.greedy or config.stop_strings:
         raise InputError("only greedy output without stop strings can be judged")
     pair.require_plain_target()
+    plain = pair.checkpoint is None
+    require(plain, "the target's generation config changes logits, and regrets are those of plain ones: remove it")
     prompts = listed(prompts)
     if any(isinstance(prompt, Request) for prompt in prompts):
         raise InputError("give texts or token ids: all prompts share their settings here")

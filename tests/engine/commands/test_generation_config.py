@@ -76,6 +76,13 @@ def test_other_ways_of_decoding_are_named(saved):
             make_pair(model)
 
 
+def test_regrets_of_processed_logits_are_not_judged(saved):
+    model = AutoModelForCausalLM.from_pretrained(saved / "target", dtype=torch.float64)
+    model.generation_config = GenerationConfig(repetition_penalty=1.05)
+    with pytest.raises(InputError, match="regrets are those of plain ones"):
+        judge_method(make_pair(model), [PROMPT], drafter="ngram")
+
+
 def with_beams(folder):
     """Give a checkpoint another way of decoding."""
     path = folder / "generation_config.json"
