@@ -560,6 +560,10 @@ TABLES: dict[str, Callable[[], str]] = {
          "planned, MiB": "{planned_bytes:.1i}", "measured, MiB": "{measured_bytes:.1i}",
          "speed over the largest": ratio},
     ),
+    "requests": of_rows(
+        "requests-tiny",
+        {"requests": "{requests}", "beside": "{beside}", "CPU time of a round": ratio},
+    ),
     "paper-code": of_cells("paper-code-cpu", "batch", paper),
     "anatomy": anatomy,
     "gpu": gpu,

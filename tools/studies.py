@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from transformers import NoRepeatNGramLogitsProcessor
 
 import refimpl
 from refimpl.bench.engines import round_s
@@ -256,7 +257,54 @@ def compared(speeds: Mapping[tuple[int, str], np.ndarray]) -> Rows:
     return rows
 
 
-STUDIES = (joining, residents, memory, capacity, budgets)
+# --- settings and processors of requests -----------------------------------------------------------------------------
+
+OF_REQUESTS: dict[str, list[dict[str, Any]]] = {  # by turns
+    "greedy, none": [{}],
+    "repetition penalty": [{"repetition_penalty": 1.1}],
+    "repetition, frequency and presence": [
+        {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.3}
+    ],
+    "bias, banned words, minimum": [
+        {"logit_bias": {65: 1.0, 66: -1.0}, "bad_words_ids": [[67], [68, 69]], "min_new_tokens": 8}
+    ],
+    "transformers' no-repeat-ngram": [{"logits_processors": [NoRepeatNGramLogitsProcessor(4)]}],
+    "temperature 0.8, top-p 0.9": [{"temperature": 0.8, "top_p": 0.9}],
+    "temperatures and top-p that differ": [{"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.7, "top_p": 0.8}],
+}
+
+
+def requests(pair: refimpl.Pair) -> Rows:
+    """A round of eight rows, with settings and processors of requests beside the same round without them."""
+    texts = [encode(pair, text, i) for i, text in enumerate(bundled(16))]
+
+    def cpu_s(own: list[dict[str, Any]]) -> float:
+        rows = [refimpl.Request(text, **own[i % len(own)]) for i, text in enumerate(texts)]
+        given = {"batch_size": 8, "max_new_tokens": 40, "stop_token_ids": (), "checks": "off"}
+        return round_cpu_s(refimpl.stream(pair, rows, **given), 8)
+
+    turns = {name: lambda own=own: cpu_s(own) for name, own in OF_REQUESTS.items()}
+    found = {name: each[1:] for name, each in in_turn(1 + 4, turns).items()}
+    sampled = list(OF_REQUESTS)[-2]
+    return [
+        {"requests": name, "beside": beside, "ratios": ratios(each, found[beside])}
+        for name, each in found.items()
+        for beside in [sampled if OF_REQUESTS[name][0].get("temperature") else "greedy, none"]
+    ]
+
+
+def round_cpu_s(running: refimpl.Stream, size: int) -> float:
+    """CPU seconds of a round with so many rows, the median of a run."""
+    spent = []
+    while not running.done:
+        begun = time.process_time()
+        record = running.run_one_round()
+        if len(record.rows) == size:
+            spent.append(time.process_time() - begun)
+    return statistics.median(spent)
+
+
+STUDIES = (joining, residents, memory, capacity, budgets, requests)
 
 
 def main() -> None:

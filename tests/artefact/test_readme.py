@@ -4,6 +4,7 @@ import configparser
 import importlib
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -58,6 +59,14 @@ def test_gains_are_those_of_the_committed_runs():
         for said in (f"{at_8} %", f"{at_16} %", f"{at_32} %", f"{min(slower):.0f}–{max(slower):.0f} % slower"):
             assert said in text, page.name
     assert f"gain at batch 8 is {longer.partition('–')[0]} %" in text
+
+
+def test_settings_of_requests_cost_what_is_said():
+    rows = json.loads((DOCS / "results" / "requests-tiny.json").read_text())["rows"]
+    costs = {row["requests"]: statistics.median(row["ratios"]) for row in rows}
+    penalties = [cost for name, cost in costs.items() if name.startswith("repetition")]
+    assert max(penalties) < 1.1
+    assert max(costs.values()) < 1.2
 
 
 def test_acceptance_lengths_are_those_of_committed_runs():
