@@ -1,9 +1,9 @@
 """Launches of a decoder layer on a GPU, for each value of `layers`, and of decisions, counted on a machine without one.
 
-``python tools/launches.py docs/results/launches.json --triton FOLDER`` takes two architectures in bfloat16, eight rows,
-with one query a row and with k + 1. Operators of `transformers` and `lean` are counted as PyTorch dispatches them.
-Those of `compiled` are in the code that Inductor writes for an H200: it is given the properties of one, and its code is
-read instead of run. FOLDER has Triton's package.
+``python tools/launches.py docs/results/launches.json`` takes two architectures in bfloat16, eight rows, with one query
+a row and with k + 1. Operators of `transformers`, `lean` and `kernels` are counted as PyTorch dispatches them, kernels
+where they are called. Those of `compiled` are in the code that Inductor writes for an H200: it is given the properties
+of one, and its code is read instead of run. It needs Triton.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.utils._triton
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,6 +63,9 @@ LAUNCH = re.compile(
 )
 
 
+KERNELS = ("add_rms", "attend", "silu_mul")
+
+
 class Operations(TorchDispatchMode):
     """Counts the operators that launch work, composite ones taken apart."""
 
@@ -80,20 +82,37 @@ class Operations(TorchDispatchMode):
         return func(*args, **given)
 
 
+class Kernel:
+    """Stands for a kernel: notes what it is called with, and does nothing."""
+
+    def __init__(self, note: Callable[..., None]):
+        self.note = note
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self.note
+
+
 @torch.inference_mode()
 def dispatched(lm: HuggingFaceLM, q: int) -> int:
-    """Operators between the writes of two layers' keys and values, in a pass of the recorded rounds."""
+    """Launches between the writes of two layers' keys and values, in a pass of the recorded rounds."""
     size = PoolSize.of_run([CONTEXT] * ROWS, window_size=ROWS, batch_size=ROWS, span=q)
     layout = make_layout("inplace", lm.kv_shape, size, max_positions=lm.max_positions, tagged=False)
     places, rows = PoolRows(layout.pool, torch.arange(ROWS), slice(0, ROWS)), torch.arange(ROWS)[:, None]
     block = layout.slot_block(places, torch.ones(ROWS, q, dtype=torch.long), rows + torch.arange(q), layout.columns)
     counts: list[int] = []
-    with Operations() as operations:
+    with Operations() as operations, ExitStack() as stack:
 
         def append(layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
             counts.append(operations.count)
             return block.append(layer, keys, values)
 
+        def launch(name: str, *_: Any, **__: Any) -> None:
+            operations.count += 1
+            counts.extend([operations.count] if name == "attend" else [])
+
+        for name in KERNELS if lm.maskless_queries else ():
+            path = f"refimpl.models.kernel_layers.{name}"
+            stack.enter_context(patch(path, Kernel(partial(launch, name))))
         lm.forward(replace(block, append=append), q)
     return counts[1] - counts[0]
 
@@ -219,9 +238,18 @@ def decided(rule: AcceptanceRule, logits: torch.Tensor, *numbers: torch.Tensor) 
 
 
 def config_of(kind: str) -> Any:
-    """Configuration of a small model of an architecture."""
+    """Configuration of a small model of an architecture, with heads that the kernels know."""
     name, arguments = TINY_ARCHITECTURES[kind]
-    return getattr(transformers, name)(vocab_size=61, **arguments)
+    return getattr(transformers, name)(vocab_size=61, **arguments | {"head_dim": 32})
+
+
+def with_kernels(lm: HuggingFaceLM) -> HuggingFaceLM:
+    """The same model as on a GPU, where kernels run its layers."""
+    from refimpl.models.kernel_layers import KernelLayers
+
+    lm.layers = lm.layers._replace(run=KernelLayers(lm.model), name="kernels")
+    lm.run_layers = lm.layers.run
+    return lm
 
 
 def launches(kind: str) -> dict[str, list[int]]:
@@ -232,17 +260,15 @@ def launches(kind: str) -> dict[str, list[int]]:
     found = {each.layers.name: [dispatched(each, q) for q in QUERIES] for each in (own, lean)}
     assert isinstance(lean.run_layers, LeanLayers)
     layer, dim = lean.run_layers.layers[0], lean.kv_shape.key_dim
-    return found | {"compiled": [compiled(layer, config.hidden_size, dim, q) for q in QUERIES]}
+    found["compiled"] = [compiled(layer, config.hidden_size, dim, q) for q in QUERIES]
+    return found | {"kernels": [dispatched(with_kernels(lean), q) for q in QUERIES]}
 
 
 def main() -> int:
     """Count and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
-    parser.add_argument("--triton", type=Path, required=True, metavar="FOLDER", help="with Triton's package")
     given = parser.parse_args()
-    sys.path.append(str(given.triton))
-    torch.utils._triton.has_triton_package.cache_clear()
     from torch.utils.cpp_extension import load_inline
 
     load_inline("no_guard", cpp_sources=GUARD, functions=["ready"])

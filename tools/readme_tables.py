@@ -540,7 +540,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layers": layers,
     "launches": of_rows("launches", {
         "a layer of": "{kind}", "transformers": "{transformers[0]}, {transformers[1]}", "lean": "{lean[0]}, {lean[1]}",
-        "compiled": "{compiled[0]}, {compiled[1]}",
+        "compiled": "{compiled[0]}, {compiled[1]}", "kernels": "{kernels[0]}, {kernels[1]}",
     }),
     "joining": of_rows(
         "joining-tiny",

@@ -15,10 +15,10 @@ from refimpl import DecodeConfig, SamplingConfig
 ROOT = Path(__file__).parent.parent
 # folder: lines of Python in 0.2.0, most that the tests allow now, aim of 0.3
 LINES = {
-    "refimpl": (26_872, 28_330, 21_500),
+    "refimpl": (26_872, 28_700, 21_500),
     "simulator": (12_203, 11_780, 9_800),
-    "tests": (29_712, 26_960, 21_000),
-    "tools": (6_634, 5_240, 3_300),
+    "tests": (29_712, 27_170, 21_000),
+    "tools": (6_634, 5_310, 3_300),
     "proofs": (5_758, 5_140, 4_500),
 }
 WORDS = (79_000, 35_760, 45_000)  # of README, CHANGELOG, CONTRIBUTING and the pages of docs, proofs and notebooks

@@ -54,7 +54,7 @@ class PerfectMemory:
     """A `CausalLM` over a table."""
 
     max_positions = 1 << 10
-    recordable, mixes_rows = True, False
+    recordable, mixes_rows, maskless_queries = True, False, 0
     forward_packed: Any = None
 
     def __init__(self, table: Table, vocab_size: int):

@@ -1,9 +1,10 @@
 """Rounds of the in-place layout as recorded GPU work: one replay for all drafts, one for verify and acceptance.
 
 A round of small passes is bound by the host that launches them. The in-place layout moves nothing, so a round is the
-same work every time, on other numbers: the numbers go into fixed tensors, the work is recorded once for each width of
-the context and replayed (CUDA graphs). Every row of the pool takes part; idle ones write to their scratch column.
-Without CUDA a recording is a plain call, so that every line but the recording itself is tested anywhere.
+same work every time, on other numbers: the numbers go into fixed tensors, the work is recorded and replayed (CUDA
+graphs), once for each width of the context, or once in all if the models need no mask. Every row of the pool takes
+part; idle ones write to their scratch column. Without CUDA a recording is a plain call, so that every line but the
+recording itself is tested anywhere.
 
 While the host learns what a round has accepted, ends sequences and chooses the next members, the device goes on: where
 no row can reach its budget, the next round's drafts are launched right after the verify pass, for the lengths that
@@ -77,12 +78,14 @@ class RecordedPasses:
         self._host = torch.zeros(rows, DRAFT_LAG + 4, dtype=torch.long, pin_memory=on_cuda)
         self._numbers = self._host.to(self._device, copy=True)
         self._index = torch.arange(rows, device=self._device)
+        passes = [(eager.target, eager.window or k + 1), *([(draft, DRAFT_LAG)] if draft else [])]
+        self._maskless = all(queries <= cached.model.maskless_queries for cached, queries in passes)
         self._drafts = self._no_drafts = Proposal(torch.zeros(rows, 0, dtype=torch.long, device=self._device))
         self._stream = stream_of(self, self._device) if on_cuda else None
         # apart, so that no draft overwrites what the verify pass before it has left
         self._draft_memory = torch.cuda.graph_pool_handle() if on_cuda else None
         self._verify_memory = torch.cuda.graph_pool_handle() if on_cuda else None
-        self._recordings: dict[tuple[int, int], tuple[Recording | None, Recording]] = {}  # by width and k
+        self._recordings: dict[tuple[int, int], tuple[Recording | None, Recording]] = {}  # by width (or 0) and k
         self._width = 0
         self._members: Seq[Sequence] = ()
         self._ahead = _Ahead()
@@ -174,6 +177,8 @@ class RecordedPasses:
 
     def _width_for(self, columns: int) -> int:
         most = self._target.layout.columns
+        if self._maskless:
+            return 0
         return most if self._stable else context_width(columns, most)
 
     def _advance(self, decision: Decision) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.places import Places, PoolRows
-from refimpl.layouts.store import NUM_TAGS, Append, Block, KVShape, KVStore, PooledRow, PooledRows, RowState
+from refimpl.layouts.store import NUM_TAGS, Append, Block, InPool, KVShape, KVStore, PooledRow, PooledRows, RowState
 from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 
 
@@ -213,6 +213,7 @@ class Layout(ABC):
         self, places: Places, tokens: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"], width: int
     ) -> Block:
         """A pool block computed from tensors only, so that it can be recorded."""
+        position = position.contiguous()
         slots = places.slots(position)
 
         def append_to(slots: Tensor) -> Append:
@@ -224,7 +225,9 @@ class Layout(ABC):
 
         mask = self.pool_mask(torch.arange(width, device=tokens.device), position)
         position_ids = position.clamp(0, self.max_positions - 1)
-        return Block(tokens, position_ids, mask, append_to(slots), append_of=lambda kept: append_to(slots[kept]))
+        in_pool = None if self.pool.tags is not None else InPool(self.pool, position, slots, places.table.contiguous())
+        append_of = lambda kept: append_to(slots[kept])  # noqa: E731
+        return Block(tokens, position_ids, mask, append_to(slots), append_of=append_of, in_pool=in_pool)
 
     def _with_idle_rows(self, rows: Seq[RowState], count: int) -> tuple[list[RowState], Int[Tensor, " n"]]:
         """Fill up to `count` rows with slots that feed nothing; also the place of each of `rows` among them."""

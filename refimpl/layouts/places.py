@@ -16,6 +16,10 @@ from refimpl.layouts.store import GatherPlan, KVStore
 class Places(Protocol):
     """Finds the slots of rows in a store, from tensors only."""
 
+    @property
+    def table(self) -> Int[Tensor, "batch pages"]:
+        """Rows of the store with each row's positions, in order."""
+
     def slots(self, position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
         """Flat slots of positions, row-major; scratch where a position is below 0."""
 
@@ -38,6 +42,11 @@ class PoolRows:
     store: KVStore
     index: Int[Tensor, " batch"]
     where: slice | Tensor
+
+    @property
+    def table(self) -> Int[Tensor, "batch 1"]:
+        """The pool row."""
+        return self.index[:, None]
 
     def slots(self, position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
         """Row · columns + column."""

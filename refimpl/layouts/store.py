@@ -218,6 +218,25 @@ class PooledRows:
         return cls(pooled[0].store, [row for part in pooled for row in part.rows]) if whole else None
 
 
+@dataclass(frozen=True, slots=True)
+class InPool:
+    """Where the tokens of a block are in a pool. They see their row's positions up to their own, and nothing else.
+
+    All tensors are contiguous, as kernels read them.
+
+    Attributes:
+        store: the pool.
+        position: of each token in its row; one below 0 sees nothing.
+        slots: flat slot that each token's K/V go to, row-major.
+        table: rows of the store with each row's positions, in order.
+    """
+
+    store: KVStore
+    position: Int[Tensor, "batch q"]
+    slots: Int[Tensor, " n"]
+    table: Int[Tensor, "batch pages"]
+
+
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 AppendOf = Callable[[Tensor], Append]
 NoteHidden = Callable[[Tensor], None]
@@ -231,7 +250,7 @@ class Block:
     Attributes:
         tokens: token ids ``[batch, q]``; arbitrary where a row has nothing to feed.
         position_ids: index of each token in its row ``[batch, q]``, clamped to the model's range.
-        mask: ``[batch, 1, q, width]``, True where the query sees the slot.
+        mask: ``[batch, 1, q, width]``, True where the query sees the slot; of width 0 for a model that needs none.
         append: called once per layer with that layer's keys and values of the block
             ``[batch, kv_heads, q, key_dim or value_dim]``; returns all of the layer's, ``[batch, kv_heads, width, …]``,
             which may be in the memory that the next layer's will be in.
@@ -242,6 +261,8 @@ class Block:
             returns None, or is None, where the mask says more than the pool, or is checked.
         append_of: called with places of tokens in the block, row by row; returns what appends the entries of these
             alone, ``[1, kv_heads, tokens, …]``. None where all entries of the block are written.
+        in_pool: says the same as mask and append, for kernels that read and write the pool; None where the mask says
+            more, or is checked.
     """
 
     tokens: Int[Tensor, "batch q"]
@@ -253,6 +274,7 @@ class Block:
     note_hidden: NoteHidden | None = None
     rows_in_pool: LookUp | None = None
     append_of: AppendOf | None = None
+    in_pool: InPool | None = None
 
     def of_members(self) -> "Block":
         """The same block without its idle rows, to look at."""

@@ -30,6 +30,7 @@ from refimpl.models.checks import (
 )
 from refimpl.models.head import DraftHead
 from refimpl.models.layers import choose_layers
+from refimpl.models.lean import LeanLayers
 from refimpl.models.lean_trial import Run, largest_error
 from refimpl.models.module_layers import ModuleLayers
 from refimpl.models.probe import (
@@ -64,6 +65,10 @@ class CausalLM(Protocol):
     @property
     def mixes_rows(self) -> bool:
         """Whether a row's numbers depend on other rows even in passes of one shape."""
+
+    @property
+    def maskless_queries(self) -> int:
+        """Most tokens a row of a pass that reads `Block.in_pool`, and no mask; 0 where all passes need one."""
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits.
@@ -136,6 +141,11 @@ class HuggingFaceLM:
         """Whether tokens of several rows are one product; how experts are computed may be set later."""
         return mixes_rows(self.model)
 
+    @property
+    def maskless_queries(self) -> int:
+        """Where kernels run its layers, as many as they answer at once."""
+        return self.layers.maskless_queries
+
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, with explicit positions and an explicit mask."""
         return self.run_layers(block, num_logits)
@@ -151,14 +161,15 @@ class HuggingFaceLM:
         mask = attention.additive_mask(block.rectangle.mask, self.kv_shape.dtype, self._groups)
         return replace(block, rectangle=replace(block.rectangle, mask=mask))
 
-    def _error_of(self, lean: Run) -> float:
+    def _error_of(self, lean: LeanLayers) -> float:
         """Largest error of lean layers on a few ragged passes, against the layers of now."""
 
         def run(layers: Run, block: Block | PackedBlock, num_logits: int) -> Tensor:
             return layers(self._prepared(block) if isinstance(block, PackedBlock) else block, num_logits)
 
         ways = partial(run, lean), partial(run, self.run_layers)
-        return largest_error(self.kv_shape, self.vocab_size, *ways, packed=self.forward_packed is not None)
+        packed, paged = self.forward_packed is not None, lean.maskless_queries > 0
+        return largest_error(self.kv_shape, self.vocab_size, *ways, packed=packed, paged=paged)
 
     def fresh_row(self) -> FeedRow:
         """Start one row on transformers' own DynamicCache, positions and mask left to the model."""

@@ -13,6 +13,7 @@ from refimpl.models.lean import LeanLayers
 from refimpl.models.lean_trial import Run, allowed_error
 from refimpl.models.varlen import NotOfferedError
 
+KERNEL_DEVICE = "cuda"
 MOST_PACKED_BYTES = 1 << 30  # of weights that are copied without being asked for
 
 
@@ -38,15 +39,23 @@ class Layers(NamedTuple):
         """Bytes of weights that are stored a second time."""
         return self.run.copied_bytes if isinstance(self.run, LeanLayers) else 0
 
+    @property
+    def maskless_queries(self) -> int:
+        """See `refimpl.models.adapter.CausalLM`."""
+        return self.run.maskless_queries if isinstance(self.run, LeanLayers) else 0
 
-def choose_layers(wanted: LayersName, own: Run, model: PreTrainedModel, error_of: Callable[[Run], float]) -> Layers:
+
+def choose_layers(
+    wanted: LayersName, own: Run, model: PreTrainedModel, error_of: Callable[[LeanLayers], float]
+) -> Layers:
     """What runs a model's layers.
 
     Args:
         wanted: "transformers" for its own modules; "lean" for few operations a layer; "packed" for these and a copy of
-            the weights in oneDNN's order (float32 on a CPU); "compiled" to have `torch.compile` fuse them; "auto" for
-            compiled on a GPU, packed for models of up to 1 GiB where that is possible, else lean, but transformers' own
-            in float64, and where a class of models is not known or the trial fails.
+            the weights in oneDNN's order (float32 on a CPU); "compiled" to have `torch.compile` fuse them; "kernels"
+            for Triton kernels between the products (on a GPU); "auto" for compiled on a GPU, packed for models of up to
+            1 GiB where that is possible, else lean, but transformers' own in float64, and where a class of models is
+            not known or the trial fails.
         own: transformers' own.
         model: whose layers they are.
         error_of: the largest error of others, as of `lean_trial.largest_error`.
@@ -69,13 +78,23 @@ def choose_layers(wanted: LayersName, own: Run, model: PreTrainedModel, error_of
     return Layers(own, "transformers", reasons[-1])
 
 
-def _tried(model: PreTrainedModel, name: LayersName, error_of: Callable[[Run], float]) -> Layers:
+def _tried(model: PreTrainedModel, name: LayersName, error_of: Callable[[LeanLayers], float]) -> Layers:
     """Lean layers of this name; raises an error that says why where they are not right, or cannot be had."""
-    lean = LeanLayers(model, name)
+    lean = _made(model, name)
     error = error_of(lean)
     if not error <= allowed_error(model.dtype):
         raise NotOfferedError(f"its numbers are off by {error:.1g}")
     return Layers(lean, name, "equal bits" if error == 0 else f"within {error:.1g} of transformers'")
+
+
+def _made(model: PreTrainedModel, name: LayersName) -> LeanLayers:
+    if name != "kernels":
+        return LeanLayers(model, name)
+    if model.device.type != KERNEL_DEVICE:
+        raise NotOfferedError("kernels need a CUDA device")
+    from refimpl.models.kernel_layers import KernelLayers  # with Triton, which comes with PyTorch for CUDA
+
+    return KernelLayers(model)
 
 
 def _best_first(model: PreTrainedModel) -> list[LayersName]:

@@ -210,6 +210,8 @@ class LeanLayers:
         NotOfferedError: another class, layers that are not plain, or no oneDNN for these numbers.
     """
 
+    maskless_queries = 0  # see `refimpl.models.adapter.CausalLM`
+
     def __init__(self, model: PreTrainedModel, kind: LayersName = "lean"):
         family = FAMILIES.get(type(model).__name__)
         if family is None or not type(model).__module__.startswith("transformers.models."):
@@ -257,20 +259,24 @@ class LeanLayers:
 
     def __call__(self, block: Block | PackedBlock, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Logits of the last `num_logits` tokens of each row."""
-        attend = self._attention(block)
         x = self.model.model.embed_tokens(block.tokens)
-        x = x if self.embedding_factor == 1 else x * self.embedding_factor
+        x, delta = self.through(block, x if self.embedding_factor == 1 else x * self.embedding_factor)
+        hidden = self.norm(x[:, -num_logits:] + delta[:, -num_logits:])
+        if block.note_hidden:
+            block.note_hidden(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits if self.logits_scaling == 1 else logits / self.logits_scaling
+
+    def through(self, block: Block | PackedBlock, x: Float[Tensor, "batch q hidden"]) -> tuple[Tensor, Tensor]:
+        """The residual after the last layer, and what that layer adds to it."""
+        attend = self._attention(block)
         cos, sin = self._turns(x, block.position_ids)
         delta, by_head = torch.zeros_like(x), isinstance(block, Block)
         for i, layer in enumerate(self.layers):
             x, query, key, value = self.attend_to(layer, x, delta, cos, sin, by_head=by_head)
             seen = block.append(i, key, value)
             x, delta = self.finish(layer, x, attend(query, *seen, layer.scaling))
-        hidden = self.norm(x[:, -num_logits:] + delta[:, -num_logits:])
-        if block.note_hidden:
-            block.note_hidden(hidden)
-        logits: Tensor = self.head(hidden)
-        return logits if self.logits_scaling == 1 else logits / self.logits_scaling
+        return x, delta
 
     def _turns(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of a pass, the first half of these negated ``[batch, q, 1, part]``."""

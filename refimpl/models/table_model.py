@@ -67,7 +67,7 @@ class TableModel:
     def __init__(self, vocab_size: int = VOCAB_SIZE, salt: int = 0):
         self.vocab_size = vocab_size
         self.max_positions = MAX_POSITIONS
-        self.recordable, self.mixes_rows, self.forward_packed = True, False, None
+        self.recordable, self.mixes_rows, self.forward_packed, self.maskless_queries = True, False, None, 0
         self.kv_shape = KVShape(NUM_LAYERS, 1, 2, torch.float64, torch.device("cpu"))
         self._salt = mix_word(salt + 1)
         self._token_words = torch.arange(1, vocab_size + 1) * _signed(_GOLDEN)

@@ -14,7 +14,7 @@ from refimpl.core.config import SamplingConfig
 from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.sampling import TIE, Purpose, RowKeys, exponentials
-from refimpl.layouts.store import Block, KVStore
+from refimpl.layouts.store import Block, InPool, KVStore
 from refimpl.models.adapter import CausalLM, FeedRow
 from refimpl.oracle.processing import process, processors_of
 
@@ -99,9 +99,11 @@ class WindowedRow:
             store.write_columns(layer, start, keys[:, :, :fits], values[:, :, :fits])
             return store.view(layer, store.columns)
 
-        position = position.clamp(max=self._model.max_positions - 1)
-        mask = visible.expand(store.rows, 1, -1, -1)
-        return self._model.forward(Block(ids, position.expand(store.rows, -1), mask, append), num_logits)[0]
+        rows, everywhere = torch.arange(store.rows, device=device)[:, None], position.repeat(store.rows, 1)
+        slots = (rows * store.columns + everywhere.clamp(max=store.columns - 1)).flatten()
+        in_pool = InPool(store, everywhere, slots, table=rows)
+        position_ids, mask = everywhere.clamp(max=self._model.max_positions - 1), visible.expand(store.rows, 1, -1, -1)
+        return self._model.forward(Block(ids, position_ids, mask, append, in_pool=in_pool), num_logits)[0]
 
 
 def _choose(logits: Tensor, sampling: SamplingConfig, sequence: Sequence, position: int) -> int:

@@ -43,7 +43,7 @@ class FractionModel:
 
     kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"))
     max_positions = 64
-    recordable, mixes_rows = True, False
+    recordable, mixes_rows, maskless_queries = True, False, 0
     forward_packed = None
 
     def __init__(self, table: Table):

@@ -128,7 +128,7 @@ class _WatchedModel:
     def __init__(self, model: CausalLM):
         self._model = model
         self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
-        self.recordable, self.mixes_rows = model.recordable, model.mixes_rows
+        self.recordable, self.mixes_rows, self.maskless_queries = model.recordable, model.mixes_rows, 0
         self.forward_packed, self.kv_shape = None, model.kv_shape
         self.fresh_row, self.fresh_kv = model.fresh_row, model.fresh_kv
 
