@@ -3,7 +3,7 @@
 Results go to the folder $OUT, or to build/gpu; copy those that a page shows to docs/results, and run `make readme`.
 
   .ci/gpu                        everything
-  .ci/gpu --only kernels,tests   these
+  .ci/gpu --only first,tests     these
   .ci/gpu --dry-run              print the commands
 """
 
@@ -23,6 +23,7 @@ CHECKOUT = Path(__file__).parent.parent
 TIMED_OUT = 124
 QWEN3 = "--pair qwen3 --random-weights --device cuda --dtype bfloat16"
 SHORT = "--prompts-per-row 4 --max-new-tokens 96 --repeats 1 --no-eager --no-assisted"
+ENGINE = "--methods inplace --batch-sizes 8,1,32"
 SMOKE = "--device cuda --limit 8 --max-new-tokens 24"
 BITWISE = "verify --bitwise --dtype bfloat16 --device cuda --limit 48 --batch-sizes 8 --max-new-tokens 32"
 
@@ -54,10 +55,12 @@ def commands() -> list[Command]:
     """All of them, the most valuable first."""
     workers = "-n 6 " if importlib.util.find_spec("xdist") else ""  # the tests mostly wait for the host
     return [
-        Command("kernels", 4, f"tools/round_kernels.py {{out}}/kernels-gpu.json {QWEN3}"),
+        Command("first", 3, f"tools/step_times.py {{out}}/first-gpu.json {QWEN3} --only gap,equal,attention"),
+        Command("steps", 5, f"tools/step_times.py {{out}}/steps-gpu.json {QWEN3} --only steps"),
         Command("tests", 6, f"-m pytest -q -p no:cacheprovider -o addopts= -W default --maxfail=5 {workers}tests/gpu"),
-        bench("bench-gpu-k5", 5, f"--acceptance forced:rate:0.4 --methods inplace --batch-sizes 8,1,32 {SHORT}"),
-        bench("bench-gpu-k3", 5, f"-k 3 --acceptance forced:iid:0.709 --methods inplace --batch-sizes 8,1,32 {SHORT}"),
+        bench("bench-gpu-k5", 5, f"--acceptance forced:rate:0.4 {ENGINE} {SHORT}"),
+        bench("bench-gpu-k3", 5, f"-k 3 --acceptance forced:iid:0.709 {ENGINE} {SHORT}"),
+        bench("bench-gpu-k3-kernels", 5, f"-k 3 --acceptance forced:iid:0.709 --layers kernels {ENGINE} {SHORT}"),
         refimpl("verify-gpu-smoke", 4, f"verify --dtype float32 --batch-sizes 4 {SMOKE}"),
         refimpl(
             "verify-gpu-smoke-recorded", 3,

@@ -31,12 +31,12 @@ def script(*words, out):
 
 
 def test_a_dry_run_prints_what_is_asked_for_in_order_and_writes_nothing(gpu, tmp_path):
-    found = script("--dry-run", "--only", "tests,kernels", out=tmp_path)
+    found = script("--dry-run", "--only", "tests,first", out=tmp_path)
     assert found.returncode == 0, found.stderr
-    assert [line.partition(",")[0] for line in found.stdout.splitlines()] == ["kernels", "tests"]
-    assert f"{tmp_path}/kernels-gpu.json --pair qwen3" in found.stdout
+    assert [line.partition(",")[0] for line in found.stdout.splitlines()] == ["first", "tests"]
+    assert f"{tmp_path}/first-gpu.json --pair qwen3" in found.stdout
     assert list(tmp_path.iterdir()) == []
-    refused = script("--only", "kernels,nothing", out=tmp_path)
+    refused = script("--only", "first,nothing", out=tmp_path)
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, ".ci/gpu: error: no command is named nothing")
 
 
@@ -70,3 +70,21 @@ def test_a_report_made_without_git_names_the_commit(gpu, tmp_path):
         (tmp_path / "r.json").write_text(json.dumps({"meta": {"commit": commit}}))
         gpu.name_commit(tmp_path / "r.json", "def")
         assert json.loads((tmp_path / "r.json").read_text())["meta"]["commit"] == {"unknown": "def"}.get(commit, commit)
+
+
+def test_steps_can_be_timed_without_a_gpu(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import step_times
+
+    for name, few in {"ROWS": [2], "WIDTHS": [64], "LAYERS": ["transformers", "lean", "kernels"], "SMALL": 2}.items():
+        monkeypatch.setattr(step_times, name, few)
+    monkeypatch.setattr(sys, "argv", ["step_times.py", str(tmp_path / "t.json")])
+    assert step_times.main() == 0
+    found = json.loads((tmp_path / "t.json").read_text())["sections"]
+    assert [row["kernel"] for row in found["gap"]] == ["add_", "rms_norm", "index_copy_"]
+    assert [row["queries"] for row in found["attention"]] == [1, 6]
+    assert found["steps"].pop() == {"layers": "kernels", "refused": found["equal"][1]["models"][0]}
+    cases = [(row["layers"], row["role"], row["queries"]) for row in found["steps"] if row["kernels"] and row["us"] > 0]
+    passes = [("draft", 1), ("target", 1), ("target", 6)]
+    assert cases == [(layers, *each) for layers in ("transformers", "lean") for each in passes]
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 2 + 2 + 7
