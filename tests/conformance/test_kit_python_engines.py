@@ -1,8 +1,9 @@
 """Engines in this process: how they are named, what they state and raise, and their time."""
 
+import gc
 import json
+import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.limits import Limits
 from refimpl.conformance.protocol import EngineGone, EngineSettings
-from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
+from refimpl.conformance.python_engine import PythonEngine, load_engine
 from refimpl.conformance.report import tell_place
 from refimpl.core.errors import InputError
 
@@ -191,51 +192,37 @@ def test_an_engine_that_hangs_is_bounded_and_ends_the_run() -> None:
     assert len(first.calls[0].prompts) > 1
 
 
-def test_time_that_runs_out_in_a_finalizer_ends_the_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is raised there is lost; nor may it reach the hook that is told, in which time may run out once more."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda lost: None)
-
-    class Slow:
-        def __del__(self) -> None:
-            time.sleep(0.5)
-
-    def body() -> None:
-        Slow()
-        time.sleep(5)
-
-    with pytest.raises(EngineGone), time_limit(0.05):
-        body()
+def test_an_engine_that_never_comes_back_to_python_is_bounded(tmp_path: Path) -> None:
+    """It waits where no signal is heard, as in a library in C."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    engine = PythonEngine(Toy(lambda *_: os.open(pipe, os.O_RDONLY)), timeout_s=0.1)
+    with pytest.raises(EngineGone, match=r"no answer within 0.1 s \(timeout_s\)"):
+        engine([[1]], EngineSettings())
+    os.open(pipe, os.O_RDWR)  # and comes back
 
 
-def test_the_limit_of_time_is_that_of_the_main_thread() -> None:
-    done: list[int] = []
-
-    def body() -> None:
-        with time_limit(0.001):
-            time.sleep(0.05)
-            done.append(1)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert done
+def test_an_engine_is_made_and_asked_in_one_thread() -> None:
+    """What it or its libraries keep for a thread is there in every call."""
+    engine = load_engine("toy_engines:of_thread")
+    assert engine([[1]], EngineSettings()) == engine([[1]], EngineSettings()) == [[engine.engine.made_in]]
 
 
-def test_the_limit_of_time_gives_back_a_timer_that_was_set_before() -> None:
-    rung: list[int] = []
-    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1000, 7)
-        with time_limit(500):
-            assert signal.getitimer(signal.ITIMER_REAL)[0] <= 500
-        left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0.01)
-        assert 500 < left_s <= 1000
-        assert interval_s == 7
-        with time_limit(500):
-            time.sleep(0.05)
-            assert not rung
-        while not rung:
-            time.sleep(0.01)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def test_the_thread_of_an_engine_goes_with_it() -> None:
+    engine, before = PythonEngine(Toy()), threading.active_count()
+    assert engine([[1]], EngineSettings())
+    del engine
+    gc.collect()
+    for _ in range(100):
+        if threading.active_count() < before:
+            return
+        time.sleep(0.01)
+    pytest.fail("the thread is still there")
+
+
+def test_a_time_that_an_engine_runs_out_of_itself_is_its_own_error() -> None:
+    def late(*_: Any) -> Any:
+        raise TimeoutError("the device")
+
+    with pytest.raises(TimeoutError, match="the device"):
+        PythonEngine(Toy(late), timeout_s=5)([[1]], EngineSettings())

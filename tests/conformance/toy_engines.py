@@ -4,6 +4,7 @@ import hashlib
 import math
 import random
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -99,6 +100,11 @@ def refusing(what: str = "all") -> Toy:
         return until_cancelled(settings, outputs)
 
     return Toy(refuse, supports=frozenset())
+
+
+def of_thread() -> Toy:
+    """An engine whose only token is the thread that asks."""
+    return Toy(lambda *_: [[threading.get_ident()]], made_in=threading.get_ident())
 
 
 def exiting(when: str = "asked") -> Toy:
