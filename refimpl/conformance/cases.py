@@ -24,6 +24,7 @@ ROUNDS_ALONE = 6  # of a row that is then cancelled
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
 MELTED = 1000.0  # a temperature at which samples vary, however sharp the target
 LAW_BATCH = 128
+SHORT_BUDGETS = (1, 2, 3, 5, 9)
 
 
 class Law(NamedTuple):
@@ -238,3 +239,27 @@ def control_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
     rng = random.Random(0)
     prompts = tuple(tuple(rng.choices(range(vocab_size), k=CONTROL_PROMPT_TOKENS)) for _ in range(CONTROL_ROWS))
     return (EngineCase(prompts, EngineSettings()),)
+
+
+def told_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """Cases for what is told beside tokens: long rows, and many."""
+    return long_case(limits, vocab_size), wide_cases(limits, vocab_size)[0]
+
+
+def short_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """Prompts that repeat themselves, and budgets that end rows amid drafts that a lookup finds."""
+    prompts = tuple((i % vocab_size, (i + 3) % vocab_size) * 4 for i in range(LONG_BATCH))
+    return tuple(EngineCase(prompts, EngineSettings(budget, LONG_BATCH, 8)) for budget in SHORT_BUDGETS)
+
+
+def mixed_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """A batch of prompts of several lengths, in both orders, for settings of their own."""
+    case = wide_cases(limits, vocab_size)[0]
+    settings = replace(case.settings, max_new_tokens=12, batch_size=8)
+    return replace(case, settings=settings), replace(case, prompts=case.prompts[::-1], settings=settings)
+
+
+def drafted_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+    """A batch of few drafts and one of many, for drafts that are given."""
+    prompts = wide_cases(limits, vocab_size)[0].prompts[:6]
+    return tuple(EngineCase(prompts, EngineSettings(16, 3, drafts)) for drafts in (2, 5))

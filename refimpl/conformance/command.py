@@ -8,7 +8,7 @@ import typer
 
 from refimpl.conformance.limits import Limits
 from refimpl.core.interrupts import INTERRUPTED
-from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, command, declared_options, option
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, as_folder, command, declared_options, option
 
 app = typer.Typer()
 
@@ -18,13 +18,25 @@ class SubjectOptions:
     """Which engine is tested, against what."""
 
     engine: Annotated[str | None, option(ENGINE, "Engine in Python: module:make, or module:make:argument.")] = None
-    command: Annotated[str | None, option(ENGINE, "Command that starts a server which speaks JSON lines.")] = None
+    command: Annotated[str | None, option(ENGINE, "Command that starts a program which speaks JSON lines.")] = None
+    server: Annotated[
+        str | None, option(ENGINE, "OpenAI-compatible server: http://host:port/v1 (its key from OPENAI_API_KEY).")
+    ] = None
+    model: Annotated[str | None, option(ENGINE, "Name of the model on the server.", none="its only one")] = None
+    tokenizer: Annotated[
+        Path | None,
+        option(ENGINE, "Folder of the server's config.json and tokenizer.json.", none="the model's", parser=as_folder),
+    ] = None
     reference: Annotated[
         str | None,
-        option(ENGINE, "module:make of an engine that decodes plainly.", none="the engine's own"),
+        option(
+            ENGINE,
+            "What decodes plainly: module:make, a server's http://…, or a model's folder.",
+            none="the engine's own",
+        ),
     ] = None
     reference_command: Annotated[
-        str | None, option(ENGINE, "Command of a server that decodes plainly, in place of --reference.")
+        str | None, option(ENGINE, "Command of a program that decodes plainly, in place of --reference.")
     ] = None
     timeout_s: Annotated[float, option(ENGINE, "Seconds an answer may take.", min=0.01)] = 60.0
 
@@ -63,7 +75,7 @@ def conformance(*, tested: SubjectOptions, limits: LimitOptions, search: SearchO
     from refimpl.conformance.runner import run_conformance
 
     try:
-        report = run_conformance(limits=Limits(**vars(limits)), **asdict(tested), **asdict(search))
+        report = run_conformance(tested, limits=Limits(**vars(limits)), **asdict(search))
     except KeyboardInterrupt as end:  # a signal with its exit code, which no engine takes for an error of its own
         raise typer.Exit(end.args[0] if end.args else INTERRUPTED) from None
     raise typer.Exit(report.exit_code)

@@ -1,43 +1,40 @@
 """What must be true for every case of any engine."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from refimpl.conformance.betting import Bets
 from refimpl.conformance.cases import (
     HOT,
     LATE,
+    LAW_BATCH,
     LAWS,
     MELTED,
     EngineCase,
     control_cases,
+    drafted_cases,
     law_cases,
+    mixed_cases,
     seed_cases,
+    short_cases,
+    told_cases,
     warm_cases,
 )
 from refimpl.conformance.laws import compare_laws
 from refimpl.conformance.limits import Limits
 from refimpl.conformance.protocol import EngineFailure, EngineGone, EngineLost, NotSupported
-from refimpl.conformance.subject import CaseFailure, Subject
+from refimpl.conformance.reported import REPORTED, needs
+from refimpl.conformance.subject import ITSELF, CaseFailure, Subject, require_equal
 from refimpl.core.shown import counted
-from refimpl.core.tokens import first_difference, until_stop
+from refimpl.core.tokens import until_stop
 
 LAW_FALSE_ALARM_RATE = 1e-6 / len(LAWS)  # of one of them
+SHARP = 0.999  # probability of the likeliest token from which on samples hardly vary
 COLD, COOL, WARM = 0.05, 0.4, 1.6  # temperatures below `HOT`
 FAR_SEED = 2**16 * 5**6  # equal to 0 modulo every power of two up to 65,536 and of ten up to a million
 OTHER_SEEDS = (1, FAR_SEED, 2, 3, 4, 5, 6)  # beyond the first; from the third on where a row has stayed the same
-
-
-def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
-    """Raise the first difference, row by row."""
-    for row, (tokens, expected) in enumerate(zip(found, wanted, strict=True)):
-        at = first_difference(tokens, expected)
-        if at is not None:
-            told = f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}"
-            order = "; all rows together are as they should be: are they in another order?"
-            failure = CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
-            failure.found, failure.expected = (tuple(map(tuple, rows)) for rows in (found, wanted))
-            raise failure
 
 
 def equals_reference(subject: Subject, case: EngineCase) -> None:
@@ -88,6 +85,8 @@ def batch_size_does_not_matter(subject: Subject, case: EngineCase) -> None:
 
 def draft_length_does_not_matter(subject: Subject, case: EngineCase) -> None:
     """One draft a round, or several."""
+    if subject.drafts_itself:
+        raise NotSupported("the engine chooses the number of drafts itself")
     if subject.limits.k or subject.limits.max_k == 1:
         raise NotSupported(f"another number of drafts than {subject.limits.k or 1}")
     one = subject.run(case.prompts, replace(case.settings, num_speculative_tokens=1))
@@ -124,8 +123,7 @@ def _all_equal(outputs: list[list[int]]) -> bool:
 
 def samples_are_keyed(subject: Subject, case: EngineCase) -> None:
     """A sample depends on the seed and the place of the prompt, not on batch or drafts."""
-    if "keyed_sampling" not in subject.engine.supports:
-        raise NotSupported("keyed sampling")
+    needs(subject, "keyed_sampling")
     found = subject.run(case.prompts, case.settings)
     require_equal(found, subject.reference(case.prompts, case.settings), "not the autoregressive sample")
 
@@ -224,12 +222,40 @@ def _alike(case: EngineCase, low: float, high: float, what: str) -> CaseFailure:
 
 
 def samples_follow_the_law(subject: Subject, case: EngineCase) -> str:
-    """Many continuations of one prompt are distributed as the reference's (fixed tests: two prompts, cold and hot)."""
+    """Many continuations of one prompt are distributed as the reference's (fixed tests: two prompts, cold and hot).
+
+    A reference that tells its law is bet against, call by call; else its samples are compared with the engine's.
+    """
     _needs_sampling(subject)
-    found = subject.run(case.prompts, case.settings)
-    wanted = subject.plain(case.prompts, replace(case.settings, seed=case.settings.seed + 1))
-    law = compare_laws(*([tuple(tokens) for tokens in outputs] for outputs in (found, wanted)))
     where = f"{list(case.prompts[0])} at temperature {case.settings.temperature:g}"
+    if subject.law is None:
+        return _compare_with_samples(subject, case, where)
+    return _bet_on_the_law(subject, case, where, Bets(subject.law, case.settings.temperature))
+
+
+def _bet_on_the_law(subject: Subject, case: EngineCase, where: str, bets: Bets) -> str:
+    prompt, most = case.prompts[0], len(case.prompts)
+    for call, start in enumerate(range(0, most, LAW_BATCH)):
+        subject.calls.clear()
+        settings = replace(case.settings, seed=case.settings.seed + call)
+        found = subject.run(case.prompts[start : start + LAW_BATCH], settings)
+        for tokens in found:
+            bets.see(prompt, tokens)
+        if bets.log_wealth > -math.log(LAW_FALSE_ALARM_RATE):
+            told = f"{start + len(found)} of {most} continuations of {where} are not distributed as the reference's"
+            raise CaseFailure(f"{told} (a bet on it has won {bets.log_wealth / math.log(10):.0f} digits)")
+    likely, bias = bets.visible_bias(LAW_FALSE_ALARM_RATE, prompt)
+    if likely > SHARP:
+        raise NotSupported(f"the reference's samples after {where} hardly vary")
+    return f"after {where} {most} continuations: a bias of {bias:.2f} in a token of {likely:.2f} is surely seen"
+
+
+def _compare_with_samples(subject: Subject, case: EngineCase, where: str) -> str:
+    if subject.drafts_itself and subject.law_reference_kind.startswith(ITSELF):
+        raise NotSupported("the law of samples without a reference: name one that samples")
+    found = subject.run(case.prompts, case.settings)
+    wanted = subject.plain(case.prompts, replace(case.settings, seed=case.settings.seed + 1)).tokens
+    law = compare_laws(*([tuple(tokens) for tokens in outputs] for outputs in (found, wanted)))
     itself = f"; judged by its own samples without drafts: {subject.law_refusal}" * bool(subject.law_refusal)
     if law.p_value < LAW_FALSE_ALARM_RATE:
         many = f"{len(case.prompts)} continuations of {where}"
@@ -273,8 +299,7 @@ def serving_equals_reference(subject: Subject, case: EngineCase) -> None:
     Many begin with the same tokens, and some come twice. Of a cancelled row there are no more tokens than its rounds
     can give, one at least where it was alone for long, and all of them where it would have ended long before.
     """
-    if "serving" not in subject.engine.supports:
-        raise NotSupported("serving")
+    needs(subject, "serving")
     wanted = subject.reference(case.prompts, replace(case.settings, submit_at=(), cancel_at=()))
     stops = tuple(dict.fromkeys(wanted[case.stop_row][offset] for offset in case.stop_at))
     found = subject.run(case.prompts, replace(case.settings, stop_token_ids=stops))
@@ -295,8 +320,7 @@ def _begun(found: list[int], wanted: list[int], cancel_at: int | None) -> list[i
 
 
 def _needs_sampling(subject: Subject) -> None:
-    if not {"sampling", "keyed_sampling"}.intersection(subject.engine.supports):
-        raise NotSupported("sampling")
+    needs(subject, "keyed_sampling" if "keyed_sampling" in subject.engine.supports else "sampling")
 
 
 Property = Callable[[Subject, EngineCase], str | None]  # returns what a pass is worth, where that can be told
@@ -319,6 +343,7 @@ ENGINE_PROPERTIES: dict[str, Property] = {
         samples_follow_the_law,
         samples_end_right,
         serving_equals_reference,
+        *REPORTED,
     )
 }
 SAMPLED = {"samples_are_keyed", "samples_end_right"}  # their cases have a temperature and a seed
@@ -327,9 +352,18 @@ SERVED = {"serving_equals_reference"}  # their prompts come and go while others 
 OF_BATCHES = SERVED | {  # say nothing of an engine that answers for one prompt at a time
     "equals_reference", "rows_are_independent", "order_does_not_matter", "batch_size_does_not_matter",
 }  # fmt: skip
-FIXED: dict[str, Callable[[Limits, int], tuple[EngineCase, ...]]] = {  # the cases of others are searched
+FixedCases = Callable[[Limits, int], tuple[EngineCase, ...]]
+FIXED: dict[str, FixedCases] = {  # the cases of others are searched
     "prompts_matter": control_cases,
     "seeds_give_different_samples": seed_cases,
     "temperature_matters": warm_cases,
     "samples_follow_the_law": law_cases,
+    "counters_count_what_is_delivered": short_cases,
+    "settings_are_of_the_row": mixed_cases,
+    "given_drafts_change_nothing": drafted_cases,
+    "acceptance_follows_the_drafts": drafted_cases,
+    "logprobs_equal_reference": told_cases,
+    "texts_are_decoded": told_cases,
+    "streams_are_whole": told_cases,
+    "cancelled_rows_leave_no_trace": told_cases,
 }

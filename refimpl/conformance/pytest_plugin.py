@@ -7,7 +7,7 @@ nothing is added.
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         names = known_properties(search.properties)
         require_int("max_examples", search.max_examples, 1)
         stack = ExitStack()
-        engine, reference = stack.enter_context(opened(**asdict(tested)))
+        engine, reference = stack.enter_context(opened(tested))
         config.add_cleanup(stack.close)
         config.stash[SUBJECT] = Subject(engine, Limits(**vars(_options(config, LimitOptions))), reference)
         config.stash[VERDICTS] = []

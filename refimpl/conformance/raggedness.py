@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from refimpl.conformance.properties import require_equal
 from refimpl.conformance.protocol import EngineSettings, NotSupported, Prompts
-from refimpl.conformance.subject import CaseFailure, Subject
+from refimpl.conformance.subject import CaseFailure, Subject, require_equal
 
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
 ROWS, BATCHES_PER_SPREAD = 4, 5

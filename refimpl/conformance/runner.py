@@ -1,16 +1,16 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from refimpl.conformance.command import SubjectOptions
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine, known_properties
-from refimpl.conformance.protocol import EngineUnderTest
 from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.replay import read_failures
 from refimpl.conformance.report import show, write_json
@@ -23,12 +23,8 @@ from refimpl.core.progress import progress_bars
 
 
 def run_conformance(
-    engine: str | None,
-    command: str | None,
+    tested: SubjectOptions,
     *,
-    reference: str | None = None,
-    reference_command: str | None = None,
-    timeout_s: float = 60.0,
     properties: str | None = None,
     output: Path | None = None,
     html: Path | None = None,
@@ -37,12 +33,10 @@ def run_conformance(
     total_time_s: float | None = None,
     **options: Any,
 ) -> Report:
-    """Test the engine that one of the first two arguments names, with progress on stderr; show what was found.
+    """Test an engine, with progress on stderr; show what was found.
 
     Args:
-        engine, command: what to test.
-        reference, reference_command: what generates what plain decoding does, in Python or as a server.
-        timeout_s: seconds that an answer may take.
+        tested: what to test, against what.
         properties: names, separated by commas; None means all.
         output, html, junit: where to write the report, as JSON, as a page, and for CI.
         replay: a JSON report whose failures are asked for again, in place of a search.
@@ -64,9 +58,9 @@ def run_conformance(
     with ended_by_signals(KeyboardInterrupt), TemporaryDirectory() as folder, progress_bars() as bars:
         set_hypothesis_home_dir(folder)  # what it writes down of sources goes with the run
         watch = Watch(bars, total_time_s)
-        with opened(engine, command, reference, reference_command, timeout_s) as (subject, plain):
+        with opened(tested) as (subject, plain):
             options |= {"properties": chosen, "watch": watch, "reference": plain, "saved": saved}
-            report = check_engine(subject, name=engine or command or "", **options)
+            report = check_engine(subject, name=tested.engine or tested.command or tested.server or "", **options)
         set_hypothesis_home_dir(None)
     show(report)
     _write(report, *files)
@@ -85,31 +79,40 @@ def _write(report: Report, output: Path | None, html: Path | None, junit: Path |
 
 
 @contextmanager
-def opened(
-    engine: str | None, command: str | None, reference: str | None, reference_command: str | None, timeout_s: float
-) -> Iterator[tuple[EngineUnderTest, EngineUnderTest | None]]:
-    """Make the engine under test, and the reference if one is named; end the servers that this starts.
+def opened(tested: SubjectOptions) -> Iterator[tuple[Any, Any]]:
+    """Make the engine under test, and the reference if one is named; end the processes and connections that this opens.
 
     Raises:
         InputError: none or several are named, there is no such engine, or their vocabularies differ.
     """
-    if (engine is None) == (command is None):
-        raise InputError("give either --engine module:factory or --command 'a server'")
-    one_reference = reference is None or reference_command is None
-    require(one_reference, "give the reference as module:factory or as a command, not both")
+    given = [name for name in (tested.engine, tested.command, tested.server) if name is not None]
+    require(
+        len(given) == 1 and given[0] != "",
+        "give either --engine module:factory, --command 'a program' or --server http://host:port/v1",
+    )
+    one_reference = tested.reference is None or tested.reference_command is None
+    require(one_reference, "give the reference by --reference or as a command, not both")
     with ExitStack() as stack:
-        subject = _open(stack, engine, command, timeout_s)
-        plain = _open(stack, reference, reference_command, timeout_s)
+        subject = _open(stack, tested, tested.engine or tested.server, tested.command)
+        plain = _open(stack, tested, tested.reference, tested.reference_command)
         if plain and plain.vocab_size != subject.vocab_size:
-            name = reference or reference_command
+            name = tested.reference or tested.reference_command
             raise InputError(f"{name!r} has a vocabulary of {plain.vocab_size}, the engine {subject.vocab_size}")
         yield subject, plain
 
 
-def _open(stack: ExitStack, name: str | None, server: str | None, timeout_s: float) -> Any:
-    """Make what one of the two names, None if neither does."""
-    if server is None:
-        return None if name is None else load_engine(name, timeout_s)
-    engine = CommandEngine(server, timeout_s)
-    stack.callback(engine.close)
-    return engine
+def _open(stack: ExitStack, tested: SubjectOptions, name: str | None, command: str | None) -> Any:
+    """Make what a command starts or a name stands for: a server, a folder of a model or a factory; None for neither."""
+    if command is not None:
+        return stack.enter_context(closing(CommandEngine(command, tested.timeout_s)))
+    if name is None:
+        return None
+    if name.startswith(("http://", "https://")):
+        from refimpl.conformance.server_engine import ServerEngine  # needs httpx2
+
+        return stack.enter_context(closing(ServerEngine(name, tested.model, tested.tokenizer, tested.timeout_s)))
+    if name and Path(name).is_dir():
+        from refimpl.conformance.model_reference import ModelReference  # loads torch
+
+        return ModelReference(name)
+    return load_engine(name, tested.timeout_s)

@@ -7,6 +7,7 @@ from typing import Any
 from refimpl.conformance.limits import Limits
 from refimpl.conformance.places import place_of
 from refimpl.conformance.protocol import (
+    Answer,
     Call,
     EngineFailure,
     EngineSettings,
@@ -20,6 +21,7 @@ from refimpl.conformance.protocol import (
 from refimpl.conformance.watch import Watch
 from refimpl.core.errors import require, shown
 from refimpl.core.shown import counted
+from refimpl.core.tokens import first_difference
 
 ITSELF = "itself"  # as a reference
 Rows = tuple[tuple[int, ...], ...]
@@ -56,6 +58,18 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
         super().__init__(reason)
 
 
+def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
+    """Raise the first difference, row by row."""
+    for row, (tokens, expected) in enumerate(zip(found, wanted, strict=True)):
+        at = first_difference(tokens, expected)
+        if at is not None:
+            told = f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}"
+            order = "; all rows together are as they should be: are they in another order?"
+            failure = CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
+            failure.found, failure.expected = (tuple(map(tuple, rows)) for rows in (found, wanted))
+            raise failure
+
+
 class Subject:
     """The engine with its answers checked, its calls recorded, and its reference remembered.
 
@@ -70,6 +84,7 @@ class Subject:
         calls: what the engine was asked since the case began. Calls of the reference are left out once answered.
         num_calls: calls of the engine.
         num_batches: answered calls with several rows at a batch size above 1.
+        law: log-probabilities of all tokens after some, None where the reference does not tell.
         law_refusal: why the reference has refused to sample, empty if it has not.
 
     Raises:
@@ -91,7 +106,8 @@ class Subject:
         self.gone = self.law_refusal = ""
         self._own = getattr(engine, "reference", None)
         self._trusted = self._own if reference is None else reference
-        self._known: dict[Any, list[list[int]]] = {}
+        self.law = getattr(engine if reference is None else reference, "law", None)
+        self._known: dict[Any, Answer] = {}
         self._plain_refused = False
 
     @property
@@ -105,9 +121,16 @@ class Subject:
         return self._kind(self._own if self.law_refusal else self._trusted)
 
     def _kind(self, source: Any) -> str:
+        if source is None and self.drafts_itself:
+            return f"{ITSELF}, one request at a time"
         if source is None:
             return f"{ITSELF} with k={(self.limits.k or 1) if self._plain_refused else 0}"
         return "own" if source is self._own else "another engine"
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the engine drafts as it likes, whatever number is asked for."""
+        return "own_draft_length" in self.engine.supports
 
     @property
     def judges_itself(self) -> bool:
@@ -115,12 +138,16 @@ class Subject:
         return self._trusted is None
 
     def run(self, prompts: Iterable[Iterable[int]], settings: EngineSettings) -> list[list[int]]:
+        """Tokens that the engine gives, see `answer`."""
+        return self.answer(prompts, settings).tokens
+
+    def answer(self, prompts: Iterable[Iterable[int]], settings: EngineSettings) -> Answer:
         """Ask the engine; whatever it raises but NotSupported becomes an EngineFailure."""
         call = Call(tuple(map(tuple, prompts)), self.limits.bounded(settings))
         self.num_calls += 1
-        tokens = self._ask(self.engine, call)
+        answer = self._ask(self.engine, call)
         self.num_batches += len(call.prompts) > 1 and call.settings.batch_size > 1
-        return tokens
+        return answer
 
     def reference(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
         """What autoregressive decoding gives for each prompt alone, without stop tokens; never asked twice.
@@ -128,18 +155,25 @@ class Subject:
         Samples are the engine's own: another engine draws other numbers with the same seed.
         """
         if settings.temperature > 0:  # a sample belongs to its place, so the prompts before it come along
-            return [self._alone(prompts[: 2 ** i.bit_length()], settings)[i] for i in range(len(prompts))]
-        return [self._alone((prompt,), settings)[0] for prompt in prompts]
+            return [self._alone(prompts[: 2 ** i.bit_length()], settings).tokens[i] for i in range(len(prompts))]
+        return [self._alone((prompt,), settings).tokens[0] for prompt in prompts]
 
-    def _alone(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+    def reference_reports(self, prompts: Prompts, settings: EngineSettings) -> list[Answer]:
+        """What greedy autoregressive decoding gives for each prompt alone, with log-probabilities."""
+        told = replace(settings, report=("logprobs",))
+        return [self._alone((prompt,), told) for prompt in prompts]
+
+    def _alone(self, prompts: Prompts, settings: EngineSettings) -> Answer:
         """All rows of the prompts, one at a time; where samples are asked for, in a few calls of doubling sizes."""
-        key = (prompts, settings.max_new_tokens, settings.temperature, settings.seed)
+        key = (prompts, settings.max_new_tokens, settings.temperature, settings.seed, settings.report)
         if key not in self._known:
-            alone = replace(settings, batch_size=1, stop_token_ids=())
+            alone = EngineSettings(
+                settings.max_new_tokens, 1, temperature=settings.temperature, seed=settings.seed, report=settings.report
+            )
             self._known[key] = self.plain(prompts, alone, own=settings.temperature > 0)
         return self._known[key]
 
-    def plain(self, prompts: Prompts, settings: EngineSettings, *, own: bool = False) -> list[list[int]]:
+    def plain(self, prompts: Prompts, settings: EngineSettings, *, own: bool = False) -> Answer:
         """Ask for autoregressive decoding: the reference, or the engine with as few drafts a round as it can.
 
         Where another engine serves as the reference and refuses to sample, the engine's own is asked.
@@ -155,22 +189,22 @@ class Subject:
         source = self._own if own else self._trusted
         none = replace(settings, num_speculative_tokens=0)
         try:
-            tokens = self._with_few_drafts(prompts, none) if source is None else self._told(source, prompts, none)
+            answer = self._with_few_drafts(prompts, none) if source is None else self._told(source, prompts, none)
         except NotSupported as refusal:
             if source is self._own or not settings.temperature:
                 raise
             self.law_refusal = str(refusal)
             self.calls.pop()
             return self.plain(prompts, settings, own=True)
-        for row, found in enumerate(tokens):
+        for row, found in enumerate(answer.tokens):
             if len(found) != settings.max_new_tokens:
                 asked = f"{settings.max_new_tokens} were asked for, without stop tokens"
                 given = counted(len(found), "token")
                 raise CaseFailure(f"the reference ({self._kind(source)}) gives {given}, {asked}", row)
         self.calls.pop()
-        return tokens
+        return answer
 
-    def _told(self, source: Any, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+    def _told(self, source: Any, prompts: Prompts, settings: EngineSettings) -> Answer:
         """What another engine, or a function of this one, gives."""
         try:
             return self._ask(source, Call(prompts, self.limits.bounded(settings)))
@@ -179,23 +213,23 @@ class Subject:
         except EngineFailure as failure:
             raise type(failure)(f"the reference fails: {failure}", failure.place) from failure
 
-    def _with_few_drafts(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+    def _with_few_drafts(self, prompts: Prompts, settings: EngineSettings) -> Answer:
         """What the engine gives without drafts, or with one a round if that is the fewest it can."""
         if not self._plain_refused:
             try:
-                return self.run(prompts, settings)
+                return self.answer(prompts, settings)
             except NotSupported:
                 self.calls.pop()
-        tokens = self.run(prompts, replace(settings, num_speculative_tokens=1))
+        answer = self.answer(prompts, replace(settings, num_speculative_tokens=1))
         self._plain_refused = True
-        return tokens
+        return answer
 
-    def _ask(self, engine: Any, call: Call) -> list[list[int]]:
+    def _ask(self, engine: Any, call: Call) -> Answer:
         self.watch.require_time()
         self.calls.append(call)
-        prompts = [list(prompt) for prompt in call.prompts]
+        prompts, size = [list(prompt) for prompt in call.prompts], self.engine.vocab_size
         try:
-            return check_answer(engine(prompts, call.settings), len(call.prompts), self.engine.vocab_size)
+            return check_answer(engine(prompts, call.settings), len(prompts), size, call.settings.report)
         except BaseException as error:
             if isinstance(error, NotSupported | EngineFailure) or not is_own(error):
                 raise

@@ -1,18 +1,7 @@
-"""The protocol of servers: requests and answers as JSON objects, each a line. Another transport would reuse this.
-
-`id` comes back unchanged. What an answer may be instead of outputs: a refusal, or an error.
-
-| request                                                                     | answer                                  |
-|-----------------------------------------------------------------------------|-----------------------------------------|
-| ``{"op": "describe", "id": 0}``                                             | ``{"id": 0, "vocab_size": 61, "supports": []}`` |
-| ``{"op": "generate", "id": 1, "prompts": [[5, 7]], "max_new_tokens": 16, "batch_size": 4, "num_speculative_tokens": 3, "stop_token_ids": [], "temperature": 0.0, "seed": 0}`` | ``{"id": 1, "outputs": [[9, 3, 4]]}`` |
-| where `describe` says ``"supports": ["serving"], "block_size": 4``, also: ``{"op": "generate", …, "submit_at": [0], "cancel_at": [null]}`` | as before |
-| what the engine cannot do                                                   | ``{"id": 1, "not_supported": "why"}``   |
-| what went wrong                                                             | ``{"id": 1, "error": "what"}``          |
-"""  # noqa: E501 (a request is one line)
+"""Requests and answers of engines in other processes as JSON objects, each a line; `docs/conformance.md` lists them."""
 
 import json
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from refimpl.conformance.protocol import (
@@ -21,22 +10,24 @@ from refimpl.conformance.protocol import (
     Description,
     EngineFailure,
     EngineLost,
+    EngineSettings,
     NotSupported,
-    check_answer,
     check_description,
     last_words,
 )
 from refimpl.core.errors import shown
 
 DESCRIBE = {"op": "describe", "id": 0}
+OPTIONAL = {item.name: item.default for item in fields(EngineSettings)[6:] if item.default is not MISSING}
 
 
 def request_of(call: Call, number: int) -> dict[str, Any]:
-    """The request for a call; a timetable is in it only where there is one."""
+    """The request for a call; what needs an ability is in it only where it is used."""
     settings = asdict(call.settings)
-    if not call.settings.submit_at:
-        del settings["submit_at"], settings["cancel_at"]
-    return {"op": "generate", "id": number, "prompts": call.prompts, **settings}
+    if settings["submit_at"]:
+        settings["cancel_at"] = settings["cancel_at"] or [None] * len(call.prompts)
+    asked = {name: value for name, value in settings.items() if name not in OPTIONAL or value != OPTIONAL[name]}
+    return {"op": "generate", "id": number, "prompts": call.prompts, **asked}
 
 
 def parse(line: str, number: int) -> dict[str, Any]:
@@ -69,12 +60,3 @@ def description_of(answer: dict[str, Any], name: str) -> Description:
     """
     stated = answer.get("vocab_size"), answer.get("supports", ()), answer.get("block_size", BLOCK_SIZE)
     return check_description(name, *stated)
-
-
-def outputs_of(answer: dict[str, Any], num_prompts: int, vocab_size: int) -> list[list[int]]:
-    """The tokens of an answer.
-
-    Raises:
-        EngineFailure: there is no list of known token ids for each prompt.
-    """
-    return check_answer(answer.get("outputs"), num_prompts, vocab_size)

@@ -8,6 +8,7 @@ EXTRA_OF = {
     "matplotlib": "plots",
     "hypothesis": "conformance",
     "pytest": "conformance",
+    "httpx2": "conformance",
     "dask": "sweep",
     "distributed": "sweep",
     "SALib": "sweep",
