@@ -58,7 +58,7 @@ class Pricing:
 
     def __init__(self, engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None):
         self.engine, self.switches, self.cost, self.k = engine, switches, cost, engine.num_speculative_tokens
-        self.drafting, self.runs_draft = drafting, engine.drafting.uses_draft
+        self.drafting, self.runs_draft = drafting, engine.drafting.uses_draft and self.k > 0
         self.placement = make_placement(engine.layout, engine.compaction_threshold)
         self.reads_own = cost.own_contexts and not self.placement.batch_columns(1)
         self.lines = lru_cache(maxsize=None)(self._lines)

@@ -49,7 +49,7 @@ class Replica:
         self.env, self.log, self.number = env, log, number
         self.switches = scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
-        self.least_lag = 1 if scenario.has_draft and scenario.engine.num_speculative_tokens else 0
+        self.least_lag = 1 if scenario.runs_draft else 0
         self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
         offline = scenario.study.kind == "offline"
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting, offline=offline)

@@ -137,15 +137,17 @@ class RooflineCost(CostModel):
     Args:
         spec: of kind ``roofline``.
         streams: random numbers of the replication; None for the constants themselves.
+        runs_draft: whether the draft makes passes and has K/V; its weights are loaded all the same.
 
     Attributes:
+        running: the draft, where it runs.
         kv_bytes_per_token, kv_capacity_bytes: of the device that holds most, which is the one with the draft.
 
     Raises:
         InputError: no such device or model, devices that cannot share it, or weights that do not fit.
     """
 
-    def __init__(self, spec: Spec, streams: Streams | None):
+    def __init__(self, spec: Spec, streams: Streams | None, *, runs_draft: bool = True):
         super().__init__(dict.fromkeys(COMPONENTS, 1.0))
         self.p = spec.resolved(COST)
         device, dtype = load_device(self.p["device"]), self.p["dtype"]
@@ -157,7 +159,8 @@ class RooflineCost(CostModel):
         alone = Machine(device, dtype, 1, eager_s, factors)  # a small draft is faster on one device
         self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None
         models = [each for each in (self.target, self.draft) if each]
-        self.kv_bytes_per_token = float(sum(each.kv_bytes_per_token for each in models))
+        self.running = self.draft if runs_draft else None
+        self.kv_bytes_per_token = float(sum(each.kv_bytes_per_token for each in (self.target, self.running) if each))
         self.own_contexts = self.p["attention"] == "own"
         self.kv_capacity_bytes = self._room(sum(each.weights_bytes for each in models))
         names = " and ".join(each.model.name for each in models)
@@ -209,13 +212,13 @@ class RooflineCost(CostModel):
 
     def _draft_s(self, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of `tokens` passes of one token each; the first looks back at `widths` cached tokens."""
-        if self.draft is None:
+        if self.running is None:
             return np.zeros(len(widths))
-        passes_s = tokens * self.draft.pass_s([Fed(rows, 1, widths + (tokens - 1) / 2)], rows)
-        return passes_s + tokens * self._copied_s(self.draft, rows, widths, scattered)
+        passes_s = tokens * self.running.pass_s([Fed(rows, 1, widths + (tokens - 1) / 2)], rows)
+        return passes_s + tokens * self._copied_s(self.running, rows, widths, scattered)
 
     def _draft_pass_s(self, parts: Seq[Fed], logits: float) -> np.ndarray:
-        return self.draft.pass_s(parts, logits) if self.draft else np.zeros(np.shape(parts[0].context))
+        return self.running.pass_s(parts, logits) if self.running else np.zeros(np.shape(parts[0].context))
 
     def _copied_s(self, model: ModelCost, rows: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of gathering the K/V of rows that are no neighbours before a pass."""

@@ -25,11 +25,14 @@ def _linear(scenario: Scenario, streams: Streams) -> CostModel:
 def _table(scenario: Scenario, streams: Streams) -> CostModel:
     values = scenario.cost.resolved(COST)
     measured = _measured(values["calibration"], scenario, streams, Purpose.CALIBRATION)
-    return TableCost(*measured, extrapolate=values["outside"] == "extrapolate")
+    cost = TableCost(*measured, extrapolate=values["outside"] == "extrapolate")
+    if not scenario.runs_draft:
+        cost.kv_bytes_per_token = float(cost.calibration.meta["kv_bytes_per_token"]["target"])
+    return cost
 
 
 def _roofline(scenario: Scenario, streams: Streams) -> CostModel:
-    roofline = RooflineCost(scenario.cost, streams if scenario.noise else None)
+    roofline = RooflineCost(scenario.cost, streams if scenario.noise else None, runs_draft=scenario.runs_draft)
     name = scenario.cost.resolved(COST)["from_calibration"]
     return OverlaidCost(*_measured(name, scenario, streams, Purpose.OVERLAY), roofline) if name else roofline
 

@@ -252,9 +252,8 @@ def speedup(
 ) -> tuple[float, float, float]:
     """Tokens per second over those without drafts at the same batch size, and the ends of its 95 % interval.
 
-    Both meet the same requests, so that the ratio is paired. Both have the draft loaded: without drafts its prefill,
-    its weights and its K/V are still paid for. Over a server that has no draft the gain is less, the more so with long
-    prompts: compare with a scenario of no drafts that leaves out `cost.draft`.
+    Both meet the same requests, so that the ratio is paired. Both have the draft loaded; without drafts it takes
+    no more than the memory of its weights.
 
     Args:
         question, base: as for `outlook`.
