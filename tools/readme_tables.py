@@ -20,7 +20,7 @@ import yaml
 
 from refimpl.bench.demo import NO_DRAFTS, PLAIN
 from simulator.engine_runs.validation import read_validation
-from simulator.service.roofline import RooflineCost
+from simulator.service.roofline import LAYERS, RooflineCost
 from simulator.settings.calibration import load_calibration
 from simulator.settings.fields import Spec, as_data
 from simulator.settings.kinds import KINDS
@@ -247,7 +247,7 @@ def anatomy() -> str:
     return sourced("anatomy-cpu", tabulate(rows, columns))
 
 
-H200, MODELS = "h200", {"target": "qwen3-8b", "draft": "qwen3-0.6b"}
+H200, MODELS = "h200", {"target": "qwen3-8b", "draft": "qwen3-0.6b", "layers": "transformers"}
 
 
 def gpu() -> str:
@@ -270,6 +270,26 @@ def gpu() -> str:
         "least, ms": "{floor_ms_per_round:.1f}",
     }  # fmt: skip
     return sourced("bench-gpu-length3", tabulate(rows, columns))
+
+
+CONTEXT = 1024  # of the crossings shown
+
+
+def crossing() -> str:
+    """Largest batches at which drafts pay, by device and by what runs the layers."""
+    rows = [row for row in read("crossing")["crossings"] if row["context_tokens"] == CONTEXT]
+    columns: dict[str, Cell] = {
+        "device": "{device}", "layers": "`{layers}`", "launches a layer": lambda row: launches(row["layers"]),
+        "5 drafts pay up to": "{batch_size} ({low}–{high})", "best number pays up to": "{any_drafts}",
+        "gain at batch 1": "{gain:.2f}×",
+    }  # fmt: skip
+    return sourced("crossing", tabulate(rows, columns, texts=("layers",)))
+
+
+def launches(layers: str) -> str:
+    """Of a layer of Qwen3, with one query a row and with several."""
+    one, several = (count + LAYERS[layers].key_norms for count in LAYERS[layers].launches)
+    return f"{one}, {several}"
 
 
 DRAFTED = {"bundled prompts": "drafters-bundled", "answers that quote the prompt": "drafters-copying"}
@@ -567,6 +587,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-code": of_cells("paper-code-cpu", "batch", paper),
     "anatomy": anatomy,
     "gpu": gpu,
+    "crossing": crossing,
+    "time-model": of_rows(
+        "time-model",
+        {"points": "{points}", "number": "{count}",
+         "by launches: median": "{by_launches[median]:.0%}", "worst": "{by_launches[worst]:.0%}",
+         "eight kernels: median": "{eight[median]:.0%}", "worst ": "{eight[worst]:.0%}"},
+    ),
     "drafters": drafters,
     "budgets-h100": of_cells("budgets-h100", "requests/s", simulated_budgets),
     "budgets-cpu": of_cells("budgets-cpu", "rows", measured_budgets),

@@ -38,7 +38,7 @@ Axes = Annotated[
         "setting of the engine (with --device).",
     ),
 ]
-EXAMPLE = "raggedspec sim plan example --device h100=2.50 --device l40s=0.90 --attainment 0.95"
+EXAMPLE = "raggedspec sim plan example --device h100=2.50 --device l40s=0.90 --attainment 0.95 -n 5"
 RATES_LEGEND = (
     "means over replications; low … high: 95 % interval of slo_attainment; behind: share of the later half of the "
     "requests by which finishes fall behind"
@@ -49,10 +49,7 @@ PLAN_LEGEND = (
 )
 
 
-@app.command(
-    epilog=f"Examples: [bold]{EXAMPLE}[/bold]\n\n"
-    "[bold]raggedspec sim plan example -s service.slo_first_token_s=0.3 --attainment 0.9[/bold]"
-)
+@app.command(epilog=f"Example: [bold]{EXAMPLE}[/bold]")
 def plan(
     scenario: ScenarioPath = None,
     sets: Sets = None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 app = typer.Typer()
+REPEATED = {"devices": "device", "rates": "rate"}  # options that may be
 Tables = Callable[[], None]  # prints what a study has found
 
 
@@ -100,6 +101,10 @@ def study(
     ] = None,
     target: Annotated[str | None, typer.Option(help="Target, or its YAML file (crossing, budgets).")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft, or its YAML file (crossing, budgets).")] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layers", help="What runs the layers, as `layers` of costs; may be repeated (crossing)."),
+    ] = None,
     rates: Annotated[
         list[float] | None, typer.Option("--rate", help="Requests per second; may be repeated (budgets).")
     ] = None,
@@ -113,12 +118,12 @@ def study(
 ) -> None:
     """Answer one question of the field with the simulator; defaults are those of the published tables."""
     given = {"devices": devices, "target": target, "draft": draft, "rates": rates, "duration": duration}
-    given |= {"replications": replications}
+    given |= {"layers": layers, "replications": replications}
     given = {option: value for option, value in given.items() if value is not None and value != []}
     studies: dict[str, Callable[..., tuple[Tables, dict[str, Any]]]]
     studies = {"crossing": _crossing, "budgets": _budgets, "overlap": _overlap}
     run = studies[name]
-    idle = [f"--{option.removesuffix('s')}" for option in given if option not in signature(run).parameters]
+    idle = [f"--{REPEATED.get(option, option)}" for option in given if option not in signature(run).parameters]
     require(not idle, f"{', '.join(idle)}: not of the study {name}")
     if out:
         check_writable(out, *(Path(file) for file in (*(devices or ()), target, draft) if file))
@@ -132,16 +137,21 @@ def study(
 
 
 def _crossing(
-    workers: int, devices: list[str] | None = None, target: str = "qwen3-8b", draft: str = "qwen3-0.6b"
+    workers: int,
+    devices: list[str] | None = None,
+    target: str = "qwen3-8b",
+    draft: str = "qwen3-0.6b",
+    layers: list[str] | None = None,
 ) -> tuple[Tables, dict[str, Any]]:
     import pandas as pd
 
-    from simulator.studies.crossing import DEVICES, HEADINGS, LEGEND, find_crossings
+    from simulator.studies.crossing import DEVICES, HEADINGS, LAYERS, LEGEND, find_crossings
 
-    found = [asdict(each) for each in find_crossings({"target": target, "draft": draft}, devices or DEVICES)]
+    crossings = find_crossings({"target": target, "draft": draft}, devices or DEVICES, layers=layers or LAYERS)
+    found = [asdict(each) for each in crossings]
 
     def tables() -> None:
-        show(pd.DataFrame(found).set_index(["device", "context_tokens"]).rename(columns=HEADINGS), 3)
+        show(pd.DataFrame(found).set_index(["device", "layers", "context_tokens"]).rename(columns=HEADINGS), 3)
         print(LEGEND)
 
     return tables, {"crossings": found}

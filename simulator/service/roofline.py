@@ -1,8 +1,9 @@
 """Seconds on a device that nobody has measured: bytes and operations of a model over what the device can do.
 
-Matrix products follow a published table of a like device, attention is bound by its bytes or its operations, small
-kernels and all-reduces cost what one of them takes. Without recorded graphs a pass takes at least what the host needs
-to launch it. Each constant is drawn per replication with its stated uncertainty.
+Matrix products follow a published table of a like device, attention is bound by its bytes or its operations, launches
+and all-reduces cost what one of them takes. How many launches a layer makes depends on what runs it. Without recorded
+graphs a pass takes at least what the host needs to launch it. Each constant is drawn per replication with its stated
+uncertainty.
 """
 
 from collections.abc import Sequence as Seq
@@ -20,11 +21,38 @@ from simulator.settings.fields import Spec
 from simulator.settings.hardware import KV_BYTES, WEIGHT_BYTES, Architecture, Device, load_architecture, load_device
 from simulator.settings.kinds import COST
 
-SMALL_KERNELS = 8  # of a layer in a recorded graph: two norms, rotation, activation, two sums, attention in two
+# From launch to launch in a recorded graph, fitted to stages on an H200 and assumed elsewhere: a small kernel, and what
+# a product or attention takes beyond its bytes and operations.
+SMALL_KERNEL_S, LARGE_KERNEL_S = 2.27e-6, 4.37e-6
 MEMORY_SHARE = 0.9  # of the memory that weights and K/V may take; the rest is for activations
 # Relative standard errors. Small kernels differ by 26 % between the two tables, all-reduces by half within one; eager
 # is a setting.
-UNCERTAINTY = {"attention": 0.15, "small_kernels": 0.2, "all_reduce": 0.3}
+UNCERTAINTY = {"attention": 0.15, "launches": 0.2, "all_reduce": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Launches of a pass on a GPU in 16 bit, attention being one.
+
+    Attributes:
+        products: of matrices, in each layer.
+        launches: of each layer in all, where a row feeds one token, and where some feeds several.
+        key_norms: more of them where queries and keys are normalized.
+        outside: small kernels before and behind the layers.
+    """
+
+    products: int
+    launches: tuple[int, int]
+    key_norms: int
+    outside: int
+
+
+LAYERS = {  # by what runs them, see `--layers` of the engine; docs/results/launches.json has the counts
+    "transformers": Layers(7, (40, 42), 16, 38),
+    "lean": Layers(4, (19, 22), 2, 38),
+    "compiled": Layers(4, (11, 12), 0, 8),
+    "kernels": Layers(4, (8, 8), 0, 8),
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +61,7 @@ class Machine:
 
     Attributes:
         device, dtype, tensor_parallel: one of the devices, type of the weights, and how many share them.
+        layers: what runs the layers, of `LAYERS`.
         eager_s: seconds of the host per pass and per layer where nothing is recorded; zeros where it is.
         factors: constant → factor drawn for the replication.
     """
@@ -40,6 +69,7 @@ class Machine:
     device: Device
     dtype: str
     tensor_parallel: int
+    layers: str
     eager_s: tuple[float, float]
     factors: dict[str, float]
 
@@ -98,7 +128,8 @@ class ModelCost:
             ``[n]``, one for each width of the parts
         """
         fed, machine = sum([part.rows * part.tokens for part in parts]), self.machine
-        fixed_s = self._matrices_s(fed) + machine.matrix_s(self.model.head_weights, logits) + self._small_s(fed)
+        fixed_s = self._matrices_s(fed) + machine.matrix_s(self.model.head_weights, logits)
+        fixed_s += self._launches_s(fed, any(part.tokens > 1 for part in parts))
         fixed_s += 2 * self.model.layers * machine.all_reduce_s(fed * self.model.hidden)
         per_pass_s, per_layer_s = machine.eager_s
         launch_s = (per_pass_s + per_layer_s * self.model.layers) * machine.factors["eager"]
@@ -122,13 +153,24 @@ class ModelCost:
         compute_s = pairs * model.attention_flops / machine.tensor_parallel / peak
         return np.maximum(read / machine.bandwidth, compute_s) * machine.factors["attention"]
 
-    def _small_s(self, fed: float) -> float:
-        """Seconds of norms, rotation, activation and sums: a launch of each, and their bytes."""
+    def _launches_s(self, fed: float, several: bool) -> float:
+        """Seconds that launches take beyond the bytes and operations of products and attention.
+
+        Norms, rotation, activation and sums read and write what they work on.
+        """
+        model, device, layers = self.model, self.machine.device, LAYERS[self.machine.layers]
+        launches = layers.launches[several] + layers.key_norms * model.key_norms
+        large = layers.products + 1  # those, and attention
+        moved_s = self._small_bytes(fed) / device.bandwidth_bytes_per_s
+        layer_s = large * LARGE_KERNEL_S + (launches - large) * SMALL_KERNEL_S + moved_s
+        outside_s = LARGE_KERNEL_S + layers.outside * SMALL_KERNEL_S  # the head is a product
+        return (self.model.layers * layer_s + outside_s) * self.machine.factors["launches"]
+
+    def _small_bytes(self, fed: float) -> float:
+        """Bytes that the small kernels of a layer move on each device."""
         model, machine = self.model, self.machine
         wide = model.intermediate if model.experts is None else model.experts.active * model.experts.intermediate
-        moved = fed * (10 * model.hidden + 3 * wide) * KV_BYTES / machine.tensor_parallel
-        each_s = SMALL_KERNELS * machine.device.small_kernel_s + moved / machine.device.bandwidth_bytes_per_s
-        return model.layers * each_s * machine.factors["small_kernels"]
+        return fed * (10 * model.hidden + 3 * wide) * KV_BYTES / machine.tensor_parallel
 
 
 class RooflineCost(CostModel):
@@ -154,9 +196,10 @@ class RooflineCost(CostModel):
         factors = draw_constants(device, self.p["eager_cv"], streams)
         eager_s = (0.0, 0.0) if self.p["graphs"] else (self.p["eager_pass_s"], self.p["eager_layer_s"])
         self.num_devices, self.cost_per_hour, self.watts = self.p["tensor_parallel"], device.cost_per_hour, device.watts
-        self.machine = Machine(device, dtype, self.num_devices, eager_s, factors)
+        layers = self.p["layers"]
+        self.machine = Machine(device, dtype, self.num_devices, layers, eager_s, factors)
         self.target = ModelCost(load_architecture(self.p["target"]), self.machine)
-        alone = Machine(device, dtype, 1, eager_s, factors)  # a small draft is faster on one device
+        alone = Machine(device, dtype, 1, layers, eager_s, factors)  # a small draft is faster on one device
         self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None
         models = [each for each in (self.target, self.draft) if each]
         self.running = self.draft if runs_draft else None
@@ -226,7 +269,7 @@ class RooflineCost(CostModel):
 
     def _moved_s(self, size: np.ndarray) -> np.ndarray:
         """Seconds of reading and writing `size` bytes with one kernel for all layers ``[n]``."""
-        return self.machine.device.small_kernel_s + 2 * size / self.machine.bandwidth
+        return SMALL_KERNEL_S + 2 * size / self.machine.bandwidth
 
 
 def draw_constants(device: Device, eager_cv: float, streams: Streams | None) -> dict[str, float]:

@@ -53,7 +53,6 @@ class Device(Facts):
         peak_flops_per_s: dense.
         curve: whose operator table gives the efficiency of matrix products.
         memory_bytes, bandwidth_bytes_per_s: its memory.
-        small_kernel_s: one small kernel of a recorded graph.
         link_bytes_per_s, all_reduce_s: to the other devices of a server; latency of one all-reduce.
         watts: limit of its power, as specified; None where the user gives what it draws.
         cost_per_hour: of renting it, in any currency; None in shipped files, since providers differ by several times.
@@ -65,7 +64,6 @@ class Device(Facts):
     curve: CurveName
     memory_bytes: float = number_field(FACT)
     bandwidth_bytes_per_s: float = number_field(FACT)
-    small_kernel_s: float = number_field(NON_NEGATIVE)
     link_bytes_per_s: float = number_field(FACT)
     all_reduce_s: float = number_field(NON_NEGATIVE)
     reported_as: str = ""
@@ -108,7 +106,11 @@ class Latent(Facts):
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Facts):
-    """A decoder by the facts of its config.json; gated feed-forward networks of three matrices."""
+    """A decoder by the facts of its config.json; gated feed-forward networks of three matrices.
+
+    Attributes:
+        key_norms: whether each layer normalizes queries and keys.
+    """
 
     name: str
     source: str
@@ -120,6 +122,7 @@ class Architecture(Facts):
     head_dim: int = number_field(COUNT)
     intermediate: int = number_field(COUNT)
     vocabulary: int = number_field(COUNT)
+    key_norms: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
 

@@ -98,6 +98,7 @@ COST: Kinds = {
         "draft": (TEXT, ""),
         "dtype": (("float16", "bfloat16", "float8"), "bfloat16"),
         "tensor_parallel": (DEVICES, 1),
+        "layers": (("compiled", "kernels", "lean", "transformers"), "compiled"),
         "graphs": ((False, True), True),
         "eager_pass_s": (NON_NEGATIVE, 1.705e-3),
         "eager_layer_s": (NON_NEGATIVE, 7.04e-4),

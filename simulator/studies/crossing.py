@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, floor
 from typing import Any
 
@@ -15,6 +16,7 @@ from simulator.service.streams import Streams
 from simulator.settings.fields import PROBABILITY, Spec
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 
+LAYERS = ("compiled",)
 DEVICES = ("a100-80", "h100", "h200", "l40s", "rtx-4090", "b200", "mi300x")
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CONTEXTS = (256, 1024, 4096, 16384)  # tokens of each row
@@ -36,7 +38,7 @@ class Crossing:
     """Of one device and context.
 
     Attributes:
-        device, context_tokens: where.
+        device, layers, context_tokens: where.
         batch_size: largest batch up to which `NUM_DRAFTS` drafts pay, of `BATCH_SIZES`; 0 where they never do.
         low, high: 90 % of what it may be lies between them, given the uncertainty of the constants.
         any_drafts: the same with the best number of drafts for each batch, from 1 to `MOST_DRAFTS`.
@@ -45,6 +47,7 @@ class Crossing:
     """
 
     device: str
+    layers: str
     context_tokens: int
     batch_size: int
     low: int
@@ -74,23 +77,29 @@ def _gains(cost: RooflineCost, rows: int, widths: np.ndarray, probability: float
 
 
 def find_crossings(
-    cost: dict[str, Any], devices: Sequence[str], acceptance_probability: float = DEFAULT_PROBABILITY, draws: int = 20
+    cost: dict[str, Any],
+    devices: Sequence[str],
+    acceptance_probability: float = DEFAULT_PROBABILITY,
+    draws: int = 20,
+    layers: Sequence[str] = LAYERS,
 ) -> Iterator[Crossing]:
     """Crossings of a pair of models on devices.
 
     Args:
-        cost: settings of a cost of kind roofline, but for the device.
+        cost: settings of a cost of kind roofline, but for the device and layers.
         devices: names or files.
         acceptance_probability: that a draft is right.
         draws: of the uncertain constants.
+        layers: what runs the layers of both models.
 
     Raises:
         InputError: no draft, or a number that is no probability.
     """
     PROBABILITY.check(acceptance_probability, "acceptance_probability")
     require(bool(cost.get("draft")), "a crossing needs a draft: without one there is nothing that could pay")
-    for device in devices:
-        spec = Spec.of("roofline", **{key: value for key, value in cost.items() if key != "kind"}, device=device)
+    known = {key: value for key, value in cost.items() if key != "kind"}
+    for device, run_by in product(devices, layers):
+        spec = Spec.of("roofline", **known, device=device, layers=run_by)
         models = [RooflineCost(spec, None), *(RooflineCost(spec, Streams(0, draw)) for draw in range(draws))]
         gains = np.array([speedups(model, acceptance_probability, CONTEXTS) for model in models])
         room = models[0].kv_capacity_bytes or 0.0
@@ -100,7 +109,7 @@ def find_crossings(
             low, high = _range(last[1:])
             any_drafts = _last_gain(gains[0].max(axis=0)[:, place], fits)
             gain = float(gains[0][NUM_DRAFTS - 1, 0, place])
-            yield Crossing(device, context, last[0], low, high, any_drafts, fits, gain)
+            yield Crossing(device, run_by, context, last[0], low, high, any_drafts, fits, gain)
 
 
 def _range(sizes: Sequence[int]) -> tuple[int, int]:

@@ -22,7 +22,8 @@ COPYING = ("inplace_scattered", "paged")  # layouts whose passes gather the K/V 
 def compare_calibration(name: str, device: str, target: str, draft: str) -> pd.DataFrame:
     """Points of a calibration with column predicted_s, of the roofline, and relative_error (over mean_s, less 1).
 
-    Rounds are computed as they were measured: with the host launching every operation, or recorded.
+    Rounds are computed as they were measured: with transformers' layers, of which the host launches every operation, or
+    recorded.
 
     Args:
         name: of the calibration, ``device/pair`` or a folder.
@@ -37,7 +38,7 @@ def compare_calibration(name: str, device: str, target: str, draft: str) -> pd.D
     require(
         meta["dtype"] in WEIGHT_BYTES, f"calibration {name} is of {meta['dtype']}: choose {', '.join(WEIGHT_BYTES)}"
     )
-    facts = {"device": device, "target": target, "draft": draft, "dtype": meta["dtype"]}
+    facts = {"device": device, "target": target, "draft": draft, "dtype": meta["dtype"], "layers": "transformers"}
     launched, recorded = (RooflineCost(Spec.of("roofline", graphs=g, **facts), None) for g in (False, True))
     require_measured(calibration, launched, "calibration", "")
     costs = {RECORDED: recorded}

@@ -25,7 +25,8 @@ AT = (
 
 def folder_of(tmp_path, slowness, **meta):
     """A calibration whose points are the roofline's own seconds, times a factor."""
-    cost = RooflineCost(Spec.of("roofline", graphs=False, **dict(zip(NAMES, FACTS, strict=True))), None)
+    facts = {"graphs": False, "layers": "transformers"} | dict(zip(NAMES, FACTS, strict=True))
+    cost = RooflineCost(Spec.of("roofline", **facts), None)
     lines = []
     for component, layout, rows, tokens, width in AT:
         one = cost.seconds(component, rows, tokens, np.array([float(width)]), layout == "inplace_scattered")[0]

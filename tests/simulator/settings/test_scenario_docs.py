@@ -67,7 +67,7 @@ def examples():
         for line in re.findall(r"\[bold\]raggedspec sim (.*?)\[/bold\]", command.epilog)
     ]
     left_out = re.compile(r"panel|validate (?!--roofline)|trace --engine")
-    return [line for line in [*COMMANDS, *found] if not left_out.match(line)]
+    return [line for line in dict.fromkeys([*COMMANDS, *found]) if not left_out.match(line)]
 
 
 @pytest.mark.parametrize("line", examples())

@@ -1,5 +1,7 @@
 """Costs of kind roofline: facts of models and devices, their errors, and what a scenario gets from them."""
 
+import importlib
+import json
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from refimpl.core.errors import InputError
 from simulator.commands.options import read_scenario
 from simulator.runner import simulate
 from simulator.service.cost import Fed
-from simulator.service.roofline import RooflineCost
+from simulator.service.roofline import LARGE_KERNEL_S, LAYERS, SMALL_KERNEL_S, RooflineCost
 from simulator.service.simulation import Simulation, simulate_once
 from simulator.settings.curves import curve_cv, curve_errors
 from simulator.settings.fields import Spec
@@ -32,6 +34,7 @@ from simulator.studies.roofline_checks import (
     write_checks,
 )
 
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PAIR = {"device": "h100", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
 
 
@@ -128,6 +131,50 @@ def test_laws_of_a_pass():
         assert 0 < cost_of(draft=draft, device="h200").point("draft_chunk", 4, 0, 64) < 2e-3
 
 
+def test_launches_are_those_that_were_counted():
+    """Of layers with norms of queries and keys, and without; `kernels` by their design: four products and four more."""
+    for row in json.loads((RESULTS / "launches.json").read_text())["rows"]:
+        for name in set(LAYERS) & set(row):
+            norms = LAYERS[name].key_norms * (row["kind"] == "qwen3")
+            assert [count + norms for count in LAYERS[name].launches] == row[name], (row["kind"], name)
+    seconds = [verify_s(layers=name) for name in ("transformers", "lean", "compiled", "kernels")]
+    assert seconds == sorted(seconds, reverse=True)
+    more = verify_s(layers="transformers") - verify_s(layers="compiled")
+    launches = 36 * (3 * LARGE_KERNEL_S + (58 - 12 - 3) * SMALL_KERNEL_S) + (38 - 8) * SMALL_KERNEL_S
+    assert more == pytest.approx(launches)
+
+
+def test_stages_of_a_round_are_computed_as_they_were_measured_on_an_h200(monkeypatch):
+    """As the page says; where eight kernels a layer are half of it. The committed errors are those of this model."""
+    monkeypatch.syspath_prepend(str(RESULTS.parents[1] / "tools"))
+    monkeypatch.chdir(RESULTS.parents[1])
+    stages = list(importlib.import_module("time_model").stages())
+    committed = json.loads((RESULTS / "time-model.json").read_text())
+    errors = [stage["computed_s"] / stage["measured_s"] - 1 for stage in stages]
+    assert len(errors) == 18
+    worst = f"within {np.ceil(100 * np.abs(errors).max()):.0f} % of every stage"
+    assert worst in (RESULTS.parent / "results.md").read_text()
+    assert [line["computed_s"] for line in committed["stages"]] == pytest.approx([s["computed_s"] for s in stages])
+    assert all(line["by_launches"]["median"] < line["eight"]["median"] for line in committed["rows"])
+    assert committed["rows"][-1]["by_launches"]["median"] == pytest.approx(
+        check_roofline()["relative_error"].abs().median()
+    )
+
+
+def test_a_draft_that_never_runs_costs_its_weights_alone():
+    """As in the engine: neither passes nor K/V, and the room that is left is that beside its weights."""
+    none = {"engine.num_speculative_tokens": 0, "engine.layout": "paged"}
+    loaded = Scenario(study={"num_requests": 8}, cost={"kind": "roofline", **PAIR}, noise=False).but(none)
+    alone = loaded.but({"cost.draft": ""})
+    first, second = (simulate(each, 1) for each in (loaded, alone))
+    assert first.metrics.equals(second.metrics)
+    with_draft, without = (Simulation(each).cost for each in (loaded, alone))
+    weights = 2 * load_architecture(PAIR["draft"]).weights
+    assert with_draft.kv_capacity_bytes == pytest.approx(without.kv_capacity_bytes - weights)
+    measured = loaded.but(cost={"kind": "table", "calibration": "nvidia-h200/vicuna"})
+    assert Simulation(measured).cost.kv_bytes_per_token == 524288
+
+
 def test_a_model_of_one_s_own_is_one_file(tmp_path):
     text = hardware_file("devices", "h100").read_text()
     (tmp_path / "mine.yaml").write_text(text.replace("3.35e12", "6.70e12"))
@@ -195,7 +242,7 @@ def test_room_is_that_of_the_device_with_the_draft(target, devices, heads):
     assert cost.kv_bytes_per_token == target.kv_bytes_per_token * heads + draft.kv_bytes_per_token
     assert cost.kv_capacity_bytes == pytest.approx(0.9 * 80e9 - 2 * (target.weights / devices + draft.weights))
     moved = cost.seconds("realign", 4, 0, np.array([1000]), False)[0]
-    assert moved == pytest.approx(3.4e-6 + 2 * 4000 * cost.kv_bytes_per_token / cost.machine.bandwidth)
+    assert moved == pytest.approx(SMALL_KERNEL_S + 2 * 4000 * cost.kv_bytes_per_token / cost.machine.bandwidth)
 
 
 def test_prompts_look_at_what_was_found_before_them():
