@@ -98,7 +98,7 @@ class Stub:
             counts[0] += K
             counts[1] += len(accepted) - 1 if cut else min(len(accepted) - 1, most)
             counts[2] += 1
-            tokens += accepted[: most + (self.lie == "off by one at a budget of 2" and budget == 2)]
+            tokens += accepted[:most]
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         out = tokens[len(prompt) :][:budget]
         logprobs = [math.log(law((*prompt, *out[:i]), 1.0)[token]) for i, token in enumerate(out)]
@@ -231,7 +231,6 @@ LIES: dict[str, Callable[..., Row]] = {
     "wrong log-probabilities": _logprobs_late,
     "usage counts the cut": lambda stub, asked, row: row | {"usage": row["usage"] + (asked["max_tokens"] > 2)},
     "a cancelled request answered to the next": _of_the_cancelled,
-    "parameters of row zero": lambda stub, asked, row: row,
 }  # fmt: skip
 
 
