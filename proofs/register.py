@@ -144,11 +144,8 @@ def _quoted(name: str) -> str:
 
 
 def _fault(name: str) -> str:
-    source = FAULTS[name].source
-    if source is None:
-        return f"`{name}`"
-    repository, _, number = source.partition("#")
-    return f"`{name}` ([{source}]({ISSUES.format(repository, number)}))"
+    links = [f"[{source}]({ISSUES.format(*source.split('#'))})" for source in FAULTS[name].sources]
+    return f"`{name}`" + f" ({', '.join(links)})" * bool(links)
 
 
 def stages() -> dict[str, list[str]]:

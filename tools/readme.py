@@ -1,7 +1,8 @@
 """Render the tables of README.md and docs/ from committed data files.
 
 Run from the repository root: ``python tools/readme.py`` rewrites what is stale, ``--check`` only reports (exit code 1).
-A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``; `readme_tables` has the columns of each.
+A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``; `readme_tables` and `readme_bugs` have the
+columns of each.
 """
 
 import argparse
@@ -9,9 +10,11 @@ import re
 import sys
 from pathlib import Path
 
-from readme_tables import TABLES
+from readme_bugs import BUG_TABLES
+from readme_tables import DATA_TABLES
 
 ROOT = Path(__file__).parent.parent
+TABLES = DATA_TABLES | BUG_TABLES
 BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 

@@ -552,7 +552,7 @@ def of_paper(table: Callable[[Row], str]) -> Callable[[], str]:
     return lambda: table(json.loads((ROOT / "docs" / "reproduction.json").read_text()))
 
 
-TABLES: dict[str, Callable[[], str]] = {
+DATA_TABLES: dict[str, Callable[[], str]] = {
     "brief-demo": brief_demo,
     "trust": trust,
     "exact": exact,

@@ -227,7 +227,7 @@ def check_faults() -> Iterator[Verdict]:
     for name, (method, drafting, shape) in ZOO.items():
         with (
             zoo.FAULTS[name].injected(),
-            patch.object(zoo.state_faults, "probabilities", lambda logits, config: logits),
+            patch.object(zoo.acceptance_faults, "probabilities", lambda logits, config: logits),
         ):
             acceptance = zoo.FAULTS[name].settings["acceptance"]
             yield off_law(f"zoo: {name}", method, shape, drafting, acceptance)

@@ -24,7 +24,8 @@ class Fault:
 
     Attributes:
         name: how tables and commands call it.
-        summary: what is wrong, and where it was seen.
+        summary: what is wrong: the first paragraph of the docstring.
+        symptom: what a user of the engine sees of it: the second paragraph; empty where only `effect` says it.
         owner, attribute: the class or module, and the function of it that is replaced while the fault is injected.
         make: given the right function, returns the broken one.
         effect: ``output`` changes tokens; ``acceptance`` changes only how many drafts survive; ``law`` changes the
@@ -37,11 +38,13 @@ class Fault:
         settings: fields of a case that it needs, for example a temperature; and `own`, those of requests, by turns.
         conditions: (owner, attribute, value) set while it is injected, harmless alone, without which a CPU never comes
             to the broken line.
-        source: the public issue or pull request where it, or one of its kind, was seen, as ``owner/repository#number``.
+        sources: public issues and pull requests where it, or one of its kind, was seen, as
+            ``owner/repository#number``.
     """
 
     name: str
     summary: str
+    symptom: str
     owner: Any
     attribute: str
     make: Break
@@ -51,7 +54,7 @@ class Fault:
     schedulers: tuple[str, ...] = tuple(name for name in SCHEDULERS if name != "continuous")
     settings: dict[str, Any] = field(default_factory=dict)
     conditions: tuple[tuple[Any, str, Any], ...] = ()
-    source: str | None = None
+    sources: tuple[str, ...] = ()
 
     @contextmanager
     def injected(self) -> Iterator[None]:
@@ -83,7 +86,7 @@ def result_changed(change: Callable[..., Any]) -> Break:
 
 
 def fault(owner: Any, attribute: str, effect: Effect, invariant: str | None, **where: Any) -> Callable[[Break], Break]:
-    """Register a fault under the decorated function's name; its docstring is the summary.
+    """Register a fault under the decorated function's name; its docstring says cause and symptom.
 
     Raises:
         AttributeError: the owner has no such attribute, as after a part of the engine has moved.
@@ -92,8 +95,8 @@ def fault(owner: Any, attribute: str, effect: Effect, invariant: str | None, **w
 
     def register(make: Break) -> Break:
         name = make.__name__.replace("_", "-")
-        summary = " ".join((make.__doc__ or "").split())
-        FAULTS[name] = Fault(name, summary, owner, attribute, make, effect, invariant, **where)
+        summary, _, symptom = (" ".join(part.split()) for part in (inspect.getdoc(make) or "").partition("\n\n"))
+        FAULTS[name] = Fault(name, summary, symptom, owner, attribute, make, effect, invariant, **where)
         return make
 
     return register

@@ -31,10 +31,13 @@ def decoding_waits_for_prompts(right: Plan, _: Any) -> Plan:
     return replace(right, members=()) if right.chunks else right
 
 
-@fault(ContinuousScheduler, "select", "output", "INV-17", **CHUNKS, source="vllm-project/vllm#30618")
+@fault(ContinuousScheduler, "select", "output", "INV-17", **CHUNKS, sources=("vllm-project/vllm#30618",))
 @result_changed
 def chunk_row_drafts(right: Plan, self: ContinuousScheduler[Sequence]) -> Plan:
-    """A row is drafted for as soon as the first chunk of its prompt is cached."""
+    """A row is drafted for as soon as the first chunk of its prompt is cached.
+
+    Long prompts get wrong answers under load. Short ones, of one chunk, never do.
+    """
     members = tuple(s for s in self.pool.window.values() if s.target_cached or not s.to_prefill)
     return replace(right, members=members, chunks=()) if members else right
 

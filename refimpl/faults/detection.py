@@ -85,8 +85,7 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": has_the_oracles_tokens,
-        "acceptance": not {"acceptance", "draft_budget", "own"} & settings.keys()
-        and settings.get("drafter", "model") in SCRIPTED,
+        "acceptance": not {"acceptance", "own"} & settings.keys() and settings.get("drafter", "model") in SCRIPTED,
         "report": has_the_oracles_tokens,
         "sampling": "acceptance" in settings,
     }

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from refimpl.core import kernels
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import engine, rounds
+from refimpl.decoding.assembly import RunLimits
 from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.rounds import RoundContext
 from refimpl.faults.base import fault, result_changed
 from refimpl.layouts import InplaceLayout, Layout, LeftPaddedLayout, MaskedLayout
+from refimpl.layouts import base as layout_base
 from refimpl.layouts.store import VALUE, Block, KVStore
 from refimpl.placement import RealignedPlacement, RectanglePlacement
 
+PAD_TOKEN = 0
+INPLACE: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("fifo",)}
 PADDED = ("realigned", "rollback")
 BY_POSITION = ("masked", "inplace")
 MOVING = ("realigned", "rollback", "masked")
@@ -188,3 +195,79 @@ def slot_reused_without_reset(original: Any) -> Any:
 def batch_kept_for_other_members(original: Any) -> Any:
     """A batch of the same size is taken for the same batch, and the rows read each other's entries."""
     return lambda self, rows: len(rows) == len(self._sequences)
+
+
+@fault(CachedModel, "block", "output", "INV-2", sources=("jundot/omlx#2363",))
+def window_at_its_first_position(original: Any) -> Any:
+    """Every token of a verify pass has the position of the first one.
+
+    Text gets worse with every further draft a round; one draft less, and it recovers.
+    """
+    return change_blocks("target", _at_first_position)(original)
+
+
+def _at_first_position(block: Block) -> Block:
+    return replace(block, position_ids=block.position_ids[:, :1].expand(block.position_ids.shape))
+
+
+@fault(
+    engine, "assemble", "output", "INV-4", **INPLACE, sources=("vllm-project/vllm#32628", "sgl-project/sglang#33454")
+)
+def clamped_write(original: Any) -> Any:
+    """Drafts beyond the last position that a row may have are written to column 0.
+
+    The last tokens of an answer that fills the context are wrong.
+    """
+
+    def assemble(pair: Any, run_limits: RunLimits, *rest: Any) -> RoundContext:
+        context = original(pair, run_limits, *rest)
+        for cached in context.models:
+            cached.layout.pool_block = _clamped(cached.layout, run_limits.longest)
+        return context
+
+    return assemble
+
+
+def _clamped(layout: Any, last: int) -> Any:
+    right = layout.pool_block
+
+    def pool_block(rows: Any, tokens: Tensor, position: Tensor, real: Tensor, width: int) -> Block:
+        columns = torch.where(position < last, position, 0)
+        return write_elsewhere(right, layout, rows, tokens, position, columns, real, width)
+
+    return pool_block
+
+
+@fault(
+    layout_base,
+    "_spread",
+    "output",
+    "INV-3",
+    **INPLACE | {"settings": {"shape_stable": True}},
+    sources=("vllm-project/vllm#43682",),
+)
+def idle_row_advances(original: Any) -> Any:
+    """An idle row, there to fill a fixed shape, writes to column 0 of the sequence whose slot it borrows.
+
+    One request of a batch goes wrong when the batch is not full.
+    """
+    return lambda values, places, count, rest: original(values, places, count, max(0, rest))
+
+
+# --- lengths -----------------------------------------------------------------------------------------------------
+
+
+@fault(rounds, "_commit_row", "output", "INV-5", layouts=("masked",))
+@result_changed
+def next_token_counted_as_cached(right: Any, row: Sequence, *_: Any) -> Any:
+    """The target's cached length includes the token chosen last, which it has not been fed."""
+    row.target_cached = row.seq_len
+    return right
+
+
+@fault(CachedModel, "rows", "output", "INV-8")
+@result_changed
+def pad_found_by_token_value(right: Any, _: Any, members: Any) -> Any:
+    """A row's length is the number of tokens that differ from the pad id, which is a token like any other."""
+    lengths = [sum(token != PAD_TOKEN for token in m.token_ids) for m in members]
+    return [row._replace(seq_len=n) for row, n in zip(right, lengths, strict=True)]

@@ -17,9 +17,20 @@ SHORT: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "spare_blocks": 0
 UNSHARED: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "prefix_sharing": False}}
 
 
-@fault(PagedKVAllocator, "_missing", "output", "INV-16", **PAGED, source="NVIDIA/TensorRT-LLM#16280")
+@fault(
+    PagedKVAllocator,
+    "_missing",
+    "output",
+    "INV-16",
+    **PAGED,
+    sources=("NVIDIA/TensorRT-LLM#16280", "vllm-project/vllm#51256"),
+)
 def reserves_last_rounds_length(original: Any) -> Any:
-    """Blocks are reserved for the length before the round, without what the round writes."""
+    """Blocks are reserved for the length before the round, without what the round writes.
+
+    A row that grows over the end of its block writes into a neighbour's: wrong tokens, now and then, in full
+    batches only.
+    """
 
     def missing(self: PagedKVAllocator, sequence: Sequence) -> int:
         span, self.span = self.span, 0
@@ -31,15 +42,29 @@ def reserves_last_rounds_length(original: Any) -> Any:
     return missing
 
 
-@fault(PagedKVAllocator, "settle", "nothing", "INV-15", **PAGED, source="sgl-project/sglang#13741")
+@fault(
+    PagedKVAllocator,
+    "settle",
+    "nothing",
+    "INV-15",
+    **PAGED,
+    sources=("sgl-project/sglang#13741", "sgl-project/sglang-jax#1147"),
+)
 def lookahead_leaks(original: Any) -> Any:
-    """Blocks that only rejected drafts needed stay with their row."""
+    """Blocks that only rejected drafts needed stay with their row.
+
+    Free memory shrinks while few tokens are cached: requests are preempted for nothing, or the server ends with
+    "memory leak detected".
+    """
     return lambda self, members: original(self, [m for m in members if m.finished])
 
 
-@fault(PagedKVAllocator, "_cut", "crash", "INV-13", **PAGED, source="sgl-project/sglang#26972")
+@fault(PagedKVAllocator, "_cut", "crash", "INV-13", **PAGED, sources=("sgl-project/sglang#26972",))
 def free_slice_clamped(original: Any) -> Any:
-    """Of a row that leaves, no more than four blocks are given back."""
+    """Of a row that leaves, no more than four blocks are given back.
+
+    The pool shrinks with every long answer, until no request fits.
+    """
 
     def cut(self: PagedKVAllocator, sequence: Sequence, keep: int) -> None:
         original(self, sequence, keep) if keep else self.pool.give_back(sequence.blocks[:4])
@@ -48,9 +73,12 @@ def free_slice_clamped(original: Any) -> Any:
     return cut
 
 
-@fault(PagedKVAllocator, "enter", "output", "INV-14", **UNSHARED, source="Avarok-Cybersecurity/atlas#373")
+@fault(PagedKVAllocator, "enter", "output", "INV-14", **UNSHARED, sources=("Avarok-Cybersecurity/atlas#373",))
 def block_of_another_row(original: Any) -> Any:
-    """A sequence that enters takes over the first block of a resident, whatever tokens it holds."""
+    """A sequence that enters takes over the first block of a resident, whatever tokens it holds.
+
+    A request goes on with another user's text.
+    """
 
     def enter(self: PagedKVAllocator, sequence: Sequence, residents: Iterable[Sequence]) -> bool:
         others = [m for m in residents if m.blocks]
@@ -64,9 +92,12 @@ def block_of_another_row(original: Any) -> Any:
     return enter
 
 
-@fault(BlockRows, "slots", "output", "INV-3", **PAGED, source="vllm-project/vllm#54498")
+@fault(BlockRows, "slots", "output", "INV-3", **PAGED, sources=("vllm-project/vllm#54498",))
 def position_taken_for_slot(original: Any) -> Any:
-    """Entries are written at their position, as if the pool were one row."""
+    """Entries are written at their position, as if the pool were one row.
+
+    Right for one request at a time, garbage for several.
+    """
 
     def slots(self: BlockRows, position: Tensor) -> Tensor:
         return torch.where(position < 0, original(self, position).view(position.shape), position).flatten()

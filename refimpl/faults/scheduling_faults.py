@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.engine import Engine
 from refimpl.faults.base import fault
 from refimpl.scheduling import FifoScheduler, GroupedScheduler, RoundPlan, SequencePool
 
@@ -56,3 +58,28 @@ def sequence_runs_twice(original: Any) -> Any:
         return RoundPlan((*members, members[0]) if spare else members, "fifo")
 
     return select
+
+
+@fault(
+    Engine,
+    "_release",
+    "output",
+    "INV-3",
+    layouts=("inplace",),
+    schedulers=("fifo",),
+    settings={"cancellations": ((1, 0),)},
+    sources=("vllm-project/vllm#39012",),
+)
+def place_of_a_cancelled_row_given_twice(original: Any) -> Any:
+    """The place of a cancelled row goes to the next sequence, and to the one after it.
+
+    Some time after a client disconnects, two requests write over each other.
+    """
+
+    def release(self: Engine, sequence: Sequence) -> None:
+        slot = sequence.slot
+        original(self, sequence)
+        if sequence.stop_reason == "cancelled" and slot >= 0:
+            self._free_slots.append(slot)
+
+    return release

@@ -30,7 +30,7 @@ def test_tables_are_fresh():
 
 def test_every_table_has_a_page(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    tables = importlib.import_module("readme_tables").TABLES
+    tables = importlib.import_module("readme").TABLES
     shown = re.findall(r"<!-- table:([\w-]+) -->", "".join(page.read_text() for page in PAGES))
     assert sorted(shown) == sorted(tables)
 
