@@ -39,6 +39,7 @@ def run_without(libraries, *argv):
     [
         ("pandas", "simulator", ("simulator", "run", "example")),
         ("hypothesis", "conformance", ("refimpl", "conformance", "--engine", "a:b")),
+        ("httpx2", "conformance", ("refimpl", "conformance", "--server", "http://a/v1")),
     ],
 )
 def test_a_missing_extra_is_one_line_that_says_what_to_install(library, extra, argv):
