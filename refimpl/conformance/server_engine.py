@@ -268,7 +268,8 @@ class ServerEngine(Remote):
 
     async def _counts(self) -> dict[str, int]:
         """Counters of speculation since the server started, in the format of Prometheus; nothing where it has none."""
-        answer = await self._client.get(self.url.removesuffix("/v1") + "/metrics")
+        async with self._bounded():
+            answer = await self._client.get(self.url.removesuffix("/v1") + "/metrics")
         counts: dict[str, int] = {}
         for name, value in COUNTER.findall(answer.text) if answer.is_success else ():
             counts[COUNTERS[name]] = counts.get(COUNTERS[name], 0) + int(float(value))
