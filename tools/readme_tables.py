@@ -11,6 +11,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
+from itertools import groupby
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -552,6 +553,59 @@ def of_paper(table: Callable[[Row], str]) -> Callable[[], str]:
     return lambda: table(json.loads((ROOT / "docs" / "reproduction.json").read_text()))
 
 
+# --- other engines under the kit -------------------------------------------------------------------------------------
+
+OTHER_ENGINES = ("transformers", "openvino", "vllm")
+
+
+def engine_runs() -> list[Row]:
+    """A row for each recorded run of another engine: its name, version, and properties by status."""
+    rows = []
+    for engine in OTHER_ENGINES:
+        for run in read(f"engines/{engine}"):
+            found: dict[str, list[Row]] = {}
+            for verdict in run["properties"]:
+                found.setdefault(verdict["status"], []).append(verdict)
+            package, version = next(iter(run["libraries"].items()))
+            rows.append(run | {"file": engine, "package": f"{package} {version}", "found": found})
+    return rows
+
+
+def number(status: str) -> Callable[[Row], str]:
+    """How many properties of a run have a status."""
+    return lambda row: str(len(row["found"].get(status, [])))
+
+
+def engines() -> str:
+    """What the kit says of each run."""
+    return tabulate(engine_runs(), {
+        "engine": "{package}", "run": "[{name}](results/engines/{file}.json)",
+        "pass": number("pass"), "not offered": number("not supported"),
+        "fail": lambda row: ", ".join(f"`{verdict['property']}`" for verdict in row["found"].get("fail", [])),
+    }, texts=("run", "fail"))  # fmt: skip
+
+
+def engine_failures() -> str:
+    """What the kit saw of each failure, with its smallest case; properties of a run that fail alike share a line."""
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    for run in engine_runs():
+        for verdict in run["found"].get("fail", []):
+            seen = verdict["reason"].partition(": [")[0]
+            line = (run["package"], run["name"], seen, smallest_case(verdict))
+            alike.setdefault(line, []).append(f"`{verdict['property']}`")
+    lines = [(f"{package}, {name}", ", ".join(found), *rest) for (package, name, *rest), found in alike.items()]
+    return markdown_table(("run", "property", "seen", "case"), lines, ("property", "seen", "case"))
+
+
+def smallest_case(verdict: Row) -> str:
+    """The last request of a failure, shortened."""
+    request = json.loads(verdict["requests"][-1])
+    prompts = [f"{len(list(same))} × {prompt}" for prompt, same in groupby(request["prompts"])]
+    prompts = [text.removeprefix("1 × ") for text in prompts[:4]] + ["…"] * (len(prompts) > 4)
+    names = {"batch_size": "batch", "num_speculative_tokens": "k", "max_new_tokens": "new tokens"}
+    return f"{', '.join(prompts)}; " + ", ".join(f"{name} {request[key]}" for key, name in names.items())
+
+
 DATA_TABLES: dict[str, Callable[[], str]] = {
     "brief-demo": brief_demo,
     "trust": trust,
@@ -625,5 +679,7 @@ DATA_TABLES: dict[str, Callable[[], str]] = {
     "paper-arrivals": of_paper(paper_arrivals),
     "paper-captions": of_paper(paper_captions),
     "paper-matches": of_paper(lambda data: tabulate(data["forensics"], MATCHES)),
+    "engines": engines,
+    "engine-failures": engine_failures,
     "paper-costs": of_paper(lambda data: tabulate(data["checks"], CHECKS)),
 }  # fmt: skip

@@ -17,11 +17,11 @@ ROOT = Path(__file__).parent.parent
 LINES = {
     "refimpl": (26_872, 29_830, 21_500),
     "simulator": (12_203, 11_860, 9_800),
-    "tests": (29_712, 27_960, 21_000),
-    "tools": (6_634, 5_600, 3_300),
+    "tests": (29_712, 28_120, 21_000),
+    "tools": (6_634, 5_780, 3_300),
     "proofs": (5_758, 5_140, 4_500),
 }
-WORDS = (79_000, 44_600, 45_000)  # of README, CHANGELOG, CONTRIBUTING and the pages of docs, proofs and notebooks
+WORDS = (79_000, 45_900, 45_000)  # of README, CHANGELOG, CONTRIBUTING and the pages of docs, proofs and notebooks
 SETTING = "joint_prefill"  # stands for those that concern no more than a scheduler or a layout
 PAGES = ("*.md", "docs/*.md", "proofs/*.md", "notebooks/*.md")
 

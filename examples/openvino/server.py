@@ -1,4 +1,4 @@
-"""``python server.py FOLDER``: OpenVINO GenAI, continuous batching with a draft model, as a server for the kit."""
+"""``python server.py FOLDER draft|lookup``: OpenVINO GenAI, continuous batching with drafts, for the kit."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 import openvino as ov  # noqa: E402
 import openvino_genai as genai  # noqa: E402
 
-FOLDER = Path(sys.argv[1])
+FOLDER, DRAFTS = Path(sys.argv[1]), sys.argv[2]
 VOCAB_SIZE = json.loads((FOLDER / "target" / "config.json").read_text())["vocab_size"]
 EXACT = {  # by default keys and values are rounded to 8 bit
     "INFERENCE_PRECISION_HINT": "f32",
@@ -25,11 +25,15 @@ EXACT = {  # by default keys and values are rounded to 8 bit
 
 @cache
 def pipeline(drafts: bool):
-    """The engine, with the draft model or without."""
+    """The engine, with drafts or without."""
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 1024, 256, 64
-    draft = {"draft_model": genai.draft_model(str(FOLDER / "draft"), "CPU", **EXACT)} if drafts else {}
-    return genai.ContinuousBatchingPipeline(str(FOLDER / "target"), scheduler, "CPU", EXACT | draft)
+    more = {}
+    if drafts and DRAFTS == "draft":
+        more["draft_model"] = genai.draft_model(str(FOLDER / "draft"), "CPU", **EXACT)
+    if drafts and DRAFTS == "lookup":
+        more["prompt_lookup"] = True
+    return genai.ContinuousBatchingPipeline(str(FOLDER / "target"), scheduler, "CPU", EXACT | more)
 
 
 def config(request: dict, place: int):
@@ -40,6 +44,8 @@ def config(request: dict, place: int):
     if not own.ignore_eos:
         own.eos_token_id = request["stop_token_ids"][0]  # in place of the model's, which is not asked for
     own.num_assistant_tokens = request["num_speculative_tokens"]
+    if DRAFTS == "lookup" and own.num_assistant_tokens:
+        own.max_ngram_size = 2
     if request["temperature"] > 0:
         own.do_sample, own.temperature, own.top_k, own.top_p = True, request["temperature"], VOCAB_SIZE, 1.0
         own.rng_seed = (request["seed"] * 65_537 + place) % 2**31
