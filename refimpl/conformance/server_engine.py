@@ -42,7 +42,7 @@ FIRST_PAUSE_S, SETTLED_S = 0.1, 0.05
 SEED_STEP = 1_000_003  # between the seeds of two calls, a prime above the prompts of any
 PROBE_TOKENS, PROBE_SEEDS = 8, 4
 COUNTERS = {"draft_tokens": "drafted", "accepted_tokens": "accepted", "drafts": "rounds"}
-COUNTER = re.compile(rf"spec_decode_num_({'|'.join(COUNTERS)})_total(?:{{[^}}]*}})? (\S+)")
+COUNTER = re.compile(rf"^[\w:]*spec_decode_num_({'|'.join(COUNTERS)})_total(?:{{[^}}]*}})? (\S+)", re.MULTILINE)
 
 
 @dataclass

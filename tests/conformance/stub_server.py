@@ -271,7 +271,8 @@ class Server:
         if path.endswith("/metrics"):
             names = ("draft_tokens", "accepted_tokens", "drafts")
             lines = [
-                f'x:spec_decode_num_{n}_total{{a="b"}} {c}.0' for n, c in zip(names, self.stub.counts, strict=True)
+                f'# HELP x:spec_decode_num_{n}_total Number of them.\nx:spec_decode_num_{n}_total{{a="b"}} {c}.0'
+                for n, c in zip(names, self.stub.counts, strict=True)
             ]
             return _send(writer, "\n".join(lines))
         self.stub.active += 1
