@@ -85,6 +85,10 @@ OWN = {  # notebook -> text of the cell that is to be changed, and what a user m
         "[8, 16, 32, 64]": "[2, 4, 8]",
     },
     "realignment": {'CALIBRATION, TRACE = "cpu/tiny"': f'CALIBRATION, TRACE = "{CALIBRATION}"', "= 8, 256": "= 8, 64"},
+    "token_price": {
+        '{"h100": 2.50, "l40s": 0.90}': '{"h200": 3.00, "a100-80": 1.20}',
+        "[0.5, 0.7, 0.85]": "[0.4, 0.6]",
+    },
     "trust": {'"cpu/tiny", "cpu/tiny"': f'"{CALIBRATION}", "{HELD_OUT}"'},
     "under_load": {
         '"kind": "roofline", "device": "h100"': f'{TABLE}, "outside": "extrapolate"',
