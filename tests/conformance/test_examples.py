@@ -119,5 +119,5 @@ def test_reports_are_of_the_runs_that_are_declared(name: str) -> None:
         )
         for run in engine["runs"]
     }
-    assert recorded.items() <= declared.items()
+    assert recorded == declared
     assert engine_runs.without_paths(text, work) == text, "no folders of a machine"
