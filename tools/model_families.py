@@ -70,6 +70,11 @@ SCALED_BY_POSITION = {"llama_4_scaling_beta": 0.5, "original_max_position_embedd
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.5} | SCALED_BY_POSITION
 MINISTRAL = HEADS | {"model_type": "ministral3", "rope_parameters": YARN}
 KIMI = LATENT | {"model_type": "deepseek_v3"}
+MIXERS = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1,
+    "ssm_state_size": 8,
+}  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "shared_intermediate_size": 48, "num_local_experts": 0, "position_embedding_type": "rope"}
 
 
@@ -164,7 +169,7 @@ FAMILIES = [
     Family("starcoder2", {"sliding_window": WINDOW}, "sliding window"),
     Family("beam", SLIDING, "sliding window", partly_float32=True),
     Family("llama4_text", UNSCALED, "attention not scaled", partly_float32=True, release=IN_NO_RELEASE),
-    Family("llama4_text", SCALED | {"floor_scale": 4}, "attention scaled by position", release=AS_RELEASED),
+    Family("llama4_text", SCALED | {"floor_scale": 4}, "attention scaled by position", True, AS_RELEASED),
     Family("kolibri1", EXPERTS, partly_float32=True),
     Family("gemma3n_text", PER_LAYER, "mixed windows", release=IN_NO_RELEASE),
     Family("gemma3n_text", PER_LAYER | SHARED, "layers that share K/V", release=AS_RELEASED),
@@ -179,7 +184,9 @@ FAMILIES = [
     with_images("gemma4", SAME_HEADS, global_head_dim=8, release=IN_NO_RELEASE, **WIDTHS),
     with_images("gemma4", TWO_WIDTHS, "heads of two widths", global_head_dim=8, release=AS_RELEASED, **WIDTHS),
     with_images("llama4", UNSCALED, partly_float32=True, release=IN_NO_RELEASE),
-    with_images("llama4", SCALED | {"floor_scale": 4}, "attention scaled by position", release=AS_RELEASED),
+    with_images(
+        "llama4", SCALED | {"floor_scale": 4}, "attention scaled by position", partly_float32=True, release=AS_RELEASED
+    ),
     with_class("Mistral3ForConditionalGeneration", "mistral3", HEADS, variant="Mistral Small 3", vision=PIXTRAL),
     with_class("Mistral3ForConditionalGeneration", "mistral3", MINISTRAL, variant="Ministral 3", vision=PIXTRAL),
     with_class("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", SECTIONS, vision=QWEN_VISION),
@@ -191,21 +198,27 @@ FAMILIES = [
     Family("roc_bert", DECODER | GLYPHS),
     *plain(DECODER, "roberta", "camembert", "data2vec-text", "xlm-roberta"),
     *plain(DECODER, "roberta-prelayernorm", "xlm-roberta-xl", "xmod"),
-    *plain({}, "doge", "gemma2", "vaultgemma", "bloom", "gpt_neox_japanese", "mpt", "openai-gpt"),
+    *plain({}, "doge", "bloom", "gpt_neox_japanese", "mpt", "openai-gpt"),
+    *plain(SLIDING, "gemma2", "vaultgemma", partly_float32=True),
     *plain({"rotary_dim": 4}, "codegen", "gptj"),
     *plain({}, "big_bird", "cpmant", "xglm", "xlm"),
     *plain(DECODER, "megatron-bert", "rembert", "roformer"),
     Family("falcon", {"alibi": True}, "with ALiBi"),
     Family("gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}),
-    *plain(EXPERTS, "gpt_oss", "granite_swa", "granitemoe_swa", "flint", "inkling_text", "mimo_v2_flash"),
+    *plain(EXPERTS | {"sliding_window": WINDOW}, "gpt_oss", "mimo_v2_flash"),
+    *plain(EXPERTS | {"sliding_window": WINDOW}, "granite_swa", "granitemoe_swa", "flint", partly_float32=True),
+    *plain(EXPERTS, "inkling_text"),
     *plain(HALF, "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus"),
     *plain(HALF, "plbart", "trocr", "whisper"),
     *plain({}, "mamba", "falcon_mamba", "recurrent_gemma", "rwkv", "xlstm"),
-    *plain(EXPERTS, "jamba", "minimax", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"),
-    *plain(EXPERTS, "bailing_hybrid", "qwen4_exp_text", "inkling2_loop_text"),
+    *plain(EXPERTS | MIXERS, "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h", partly_float32=True),
+    Family("jamba", EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1}, partly_float32=True),
+    *plain(EXPERTS, "minimax", "bailing_hybrid", "qwen4_exp_text", "inkling2_loop_text"),
     Family("granitemoehybrid", MAMBA | {"layer_types": ["full_attention"] * 2}, "attention only"),
-    Family("granitemoehybrid", MAMBA | {"layer_types": ["linear_attention", "full_attention"]}),
-    *plain(HEADS, "falcon_h1", "olmo_hybrid", "lara_mini"),
+    Family("granitemoehybrid", MAMBA | {"layer_types": ["linear_attention", "full_attention"]}, partly_float32=True),
+    Family("falcon_h1", HEADS | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}, partly_float32=True),
+    Family("olmo_hybrid", HEADS | {"layer_types": ["linear_attention", "full_attention"]}, partly_float32=True),
+    *plain(HEADS, "lara_mini"),
     Family("mamba2", {"num_heads": 4, "head_dim": 16, "n_groups": 1}),
     *plain(LATENT, "axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     Family("lfm2", {"full_attn_idxs": [1]}, "with convolutions"),
@@ -230,19 +243,31 @@ class Verdict:
     text: str
 
 
+def _pair_of(target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
+    """A pair; one without a draft where drafts of the kind are refused."""
+    try:
+        return make_pair(target, draft, stop_token_ids=())
+    except InputError as error:
+        if not str(error).startswith("draft"):
+            raise
+        return make_pair(target, stop_token_ids=())
+
+
 def judge(family: Family) -> Verdict:
     """Try to make a pair of a family."""
     models = family.models()
     name = type(models[0]).__name__
     try:
-        pair = make_pair(*models, stop_token_ids=())
+        pair = _pair_of(*models)
     except InputError as error:
         start, end = f"target pair: {name} ", ": choose another model, see docs/models.md"
         return Verdict(name, None, str(error).removeprefix(start).removesuffix(end))
     shape, positions = pair.target.kv_shape, pair.target.max_positions
-    notes = ["context capped at the window"] if positions < CONTEXT else []
+    notes = [f"context capped at {positions}"] if positions < CONTEXT else []
     if shape.key_dim != shape.value_width:
         notes.append(f"keys and values differ in width ({shape.key_dim} and {shape.value_width})")
+    if shape.states:
+        notes.append("keeps a recurrent state")
     if family.partly_float32:
         notes.append("computes a part in float32")
     return Verdict(name, pair, "; ".join(notes))

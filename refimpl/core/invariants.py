@@ -6,7 +6,7 @@ from typing import Any
 STATEMENTS: dict[str, str] = {
     "INV-1": "padded layouts are rectangular: num_pad + seq_len == width",
     "INV-2": "the j-th real token of a row has position j",
-    "INV-3": "a query sees exactly the slots of its own row's tokens up to its position",
+    "INV-3": "a query sees exactly its own row's tokens up to its position, as far back as its layer looks",
     "INV-4": "each visible slot holds the K/V of the token at the position it claims",
     "INV-5": "the target has cached all tokens but the last between rounds",
     "INV-6": "the draft lags by 1 token, or by 2 after a full acceptance",
@@ -27,6 +27,7 @@ STATEMENTS: dict[str, str] = {
     "INV-21": "what is verified was drafted for the text as it is, and a row is verified or drafted for, not both",
     "INV-22": "a head goes on from its row's state behind the last committed token that the target was fed",
     "INV-23": "a processor of logits reads the row's committed text and its own drafts before the position",
+    "INV-24": "the recurrent state of a row is that of its committed text and of nothing else",
 }
 
 

@@ -126,6 +126,16 @@ def visible_by_position(slot_position: Value, query_position: Value) -> Value:
     return (slot_position >= 0) & (slot_position <= query_position)
 
 
+def in_window(slot_position: Value, query_position: Value, size: Value) -> Value:
+    """Whether a slot is among the last `size` positions that end with the query's own (INV-3)."""
+    return slot_position > query_position - size
+
+
+def in_chunk(slot_position: Value, query_position: Value, size: Value) -> Value:
+    """Whether a slot and a query are in one of the chunks of `size` positions that a row is cut into (INV-3)."""
+    return slot_position // size == query_position // size
+
+
 def masked_slot_position(position: Value, num_cached: Value, seq_len_after: Value) -> Value:
     """Position that a freshly written slot claims: -1 where the entry is a pad, a duplicate or a rejected token."""
     live = (position >= num_cached) & (position >= 0) & (position < seq_len_after)

@@ -33,6 +33,7 @@ from refimpl.decoding.streams import make_streams
 from refimpl.decoding.timing import StageTimer
 from refimpl.drafting.budgets import make_budget
 from refimpl.layouts import Layout, make_layout
+from refimpl.layouts.states import StateStore
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, Sharing, blocks_for
@@ -147,7 +148,8 @@ def allocator_of(layout: Layout, run_limits: RunLimits, config: DecodeConfig) ->
         return KVAllocator()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
     in_chunks = config.joint_prefill or config.resolved_token_budget is not None
-    return PagedKVAllocator(pool, run_limits.most_drafts, sharing_of(config), in_chunks=in_chunks)
+    sharing = "nothing" if layout.shape.states else sharing_of(config)  # a block holds no state to go on from
+    return PagedKVAllocator(pool, run_limits.most_drafts, sharing, in_chunks=in_chunks)
 
 
 def sharing_of(config: DecodeConfig) -> Sharing:
@@ -165,7 +167,6 @@ def _pool_size(pair: Pair, run_limits: RunLimits, config: DecodeConfig, window_s
     """
     layout, batch_size, block_size = config.resolved_method.layout or "", config.resolved_batch_size, config.block_size
     per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(run_limits.uses_draft))
-    usable = usable_bytes(config.kv_memory_gib, pair.device)
     size = PoolSize.of_run(
         run_limits.lengths,
         window_size=window_size,
@@ -174,6 +175,8 @@ def _pool_size(pair: Pair, run_limits: RunLimits, config: DecodeConfig, window_s
         least_rows=batch_size if config.shape_stable else 0,
         block_size=block_size,
     )
+    per_row = sum(model.kv_shape.bytes_per_row for model in pair.models(run_limits.uses_draft))
+    usable = usable_bytes(config.kv_memory_gib, pair.device) - per_row * size.rows
     fitting, least = usable / (per_token * block_size) - 1, blocks_for(run_limits.longest, block_size)
     size = replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))
     require_room(PLACEMENTS[layout].num_slots(size), per_token, usable, paged=layout == "paged")
@@ -203,14 +206,17 @@ def _require_possible(pair: Pair, config: DecodeConfig, checker: Checker, *, is_
     if not is_enumeration and (reason := bias(config)):
         raise InputError(reason)
     pair.require_fixed_shapes(config.shape_stable)
+    stateful = any(model.kv_shape.states for model in pair.models())
     if config.shape_stable:
         pair.require_steady_target()
+        require(not stateful, f"shape_stable: {pair.name} keeps recurrent states, which prompts of any length enter")
     if not config.cuda_graphs:
         return
     if checker.covers("device"):
         raise InputError(f"recorded rounds cannot be checked at level {checker.level}: choose host or off")
     if not all(model.recordable for model in pair.models()):
-        raise InputError(f"{pair.name} cannot be recorded: its RoPE waits for the longest row in every pass")
+        waits = "its states wait for lengths" if stateful else "its RoPE waits for the longest row in every pass"
+        raise InputError(f"{pair.name} cannot be recorded: {waits}")
 
 
 def _cached_model(
@@ -234,6 +240,7 @@ def _cached_model(
         block_rows=config.resolved_batch_size if fixed else None,
     )
     window = run_limits.span if fixed else None
+    states = StateStore(model.kv_shape, size.rows) if model.kv_shape.states else None
     if checker.covers("host"):
-        return CheckedModel(model, layout, role, timer, window, checker)
-    return CachedModel(model, layout, role, timer, window)
+        return CheckedModel(model, layout, role, timer, window, states, checker=checker)
+    return CachedModel(model, layout, role, timer, window, states)

@@ -1,7 +1,7 @@
 """A model together with the layout that holds its K/V."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -14,6 +14,7 @@ from refimpl.decoding.invariants import Checker, check_draft_lag, check_target_l
 from refimpl.decoding.timing import StageTimer
 from refimpl.layouts import Layout
 from refimpl.layouts.packed import PackedBlock
+from refimpl.layouts.states import PassStates, StateStore
 from refimpl.layouts.store import Block, RowState
 from refimpl.models.adapter import CausalLM, ForwardPacked
 from refimpl.placement import pays_to_pack
@@ -29,6 +30,8 @@ class CachedModel:
         role: says which of a sequence's cached lengths is meant.
         timer: charged with what `begin` moves, as ``realign``.
         window: tokens a row of every verify pass, where passes have fixed shapes; else None.
+        states: recurrent states of all rows; None for a model without any. Only a target has them: its one pass a round
+            begins behind what each row has cached.
     """
 
     model: CausalLM
@@ -36,9 +39,13 @@ class CachedModel:
     role: Literal["target", "draft"]
     timer: StageTimer
     window: int | None
+    states: StateStore | None = None
+    _of_round: PassStates | None = field(default=None, init=False)
+    _begun: Seq[int] = field(default=(), init=False)
 
     def begin(self, members: Seq[Sequence], span: int) -> None:
         """Make the members ready for passes that feed `span` tokens a row, all together."""
+        self._of_round, self._begun = None, [self.num_cached(m) for m in members]
         with self.timer.stage("realign"):
             self.layout.begin(self.rows(members), span)
 
@@ -47,7 +54,22 @@ class CachedModel:
 
         What is fed behind them fills a fixed window, and is arbitrary.
         """
-        return self.layout.with_pooled(self.layout.block(tokens, offset), offset)
+        block = self.layout.with_pooled(self.layout.block(tokens, offset), offset)
+        if self.states is None:
+            return block
+        self._of_round = PassStates(self.states, [row.slot for row in self.layout.rows])
+        return replace(block, states=self._of_round)
+
+    def feed_prompts(self, rows: Seq[RowState], tokens: Int[Tensor, "rows q"], start: int) -> None:
+        """Cache positions [start, start + q) of prompts in one pass, which a recurrent layer takes in as a whole."""
+        block = self.layout.prefill_block(rows, tokens, start)
+        if self.states is None:
+            self.forward(block, 1)
+            return
+        count = tokens.shape[1]
+        states = PassStates(self.states, [row.slot for row in rows], step=count)
+        self.forward(replace(block, states=states), 1)
+        states.commit([count] * len(rows))
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block of the layout; logits of the members' rows."""
@@ -84,7 +106,9 @@ class CachedModel:
         return self.role == "target" or not sequence.outgrew_draft
 
     def note_cached(self, sequence: Sequence, count: int) -> None:
-        """Write that number down, after a prefill."""
+        """Write that number down, after a prefill; with 0, a row begins."""
+        if self.states and count == 0:
+            self.states.clear(sequence.slot, sequence.index)
         if self.role == "target":
             sequence.target_cached = count
         else:
@@ -92,7 +116,10 @@ class CachedModel:
 
     def commit(self, members: Seq[Sequence]) -> None:
         """Keep what counts as cached, forget the rest of the round."""
-        self.layout.commit([self.num_cached(m) for m in members])
+        num_cached = [self.num_cached(m) for m in members]
+        self.layout.commit(num_cached)
+        if self._of_round:
+            self._of_round.commit([n - before for n, before in zip(num_cached, self._begun, strict=True)])
 
     def rows(self, members: Seq[Sequence]) -> list[RowState]:
         """Host integers that the layout works on."""
@@ -112,7 +139,7 @@ class CheckedModel(CachedModel):
         checker: knows the level.
     """
 
-    checker: Checker
+    checker: Checker = field(kw_only=True)
     _members: Seq[Sequence] = field(default=(), init=False)
     _fed: FedTokens = field(init=False)
 
@@ -126,6 +153,9 @@ class CheckedModel(CachedModel):
         if span == 0:  # recorded
             self._fed.unseen(members)
         self.checker.after_begin(members, self.layout, self.model)
+        if self.states:
+            counts = [self.num_cached(m) for m in members]
+            self.checker.of_states(members, counts, self.states, self.model)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """As every cached model; then positions, mask and provenance are checked."""

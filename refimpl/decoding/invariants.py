@@ -7,12 +7,12 @@
 | host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, counts of INV-20        |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4,   |
 |        | INV-18); keys of random numbers (INV-12); what a budget may look at (INV-20); states of heads |
-|        | (INV-22); texts that logits are processed with (INV-23)                                       |
-| oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
+|        | (INV-22); texts that logits are processed with (INV-23); states of recurrent layers (INV-24)  |
+| oracle | also every row's K/V and state against a fresh forward pass over the row (INV-4, INV-24)      |
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -25,8 +25,12 @@ from refimpl.core.invariants import require_invariant
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.layouts import Layout
+from refimpl.layouts.spans import FULL, Span
+from refimpl.layouts.states import StateStore
 from refimpl.layouts.store import Block
 from refimpl.scheduling import RoundPlan, Scheduler
+
+STATE_TOLERANCE = 1e-3  # models compute states in float32, in another order for one token than for many
 
 
 class Checker:
@@ -71,6 +75,16 @@ class Checker:
                 if not sequence.finished:
                     check_kv(sequence, layout.read(i), model)
 
+    def of_states(self, members: Seq[Sequence], counts: Seq[int], states: StateStore, model: Any) -> None:
+        """Check the recurrent states that rows begin a round with, behind `counts[i]` tokens of row i."""
+        live = [(m, count) for m, count in zip(members, counts, strict=True) if not m.finished]
+        if self.covers("device"):
+            for sequence, count in live:
+                check_state_tag(sequence, count, states)
+        if self.covers("oracle"):
+            for sequence, count in live:
+                check_state(sequence, count, states, model)
+
     def before_forward(
         self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], layout: Layout
     ) -> None:
@@ -78,7 +92,8 @@ class Checker:
         if self.covers("host") and layout.block_size:
             check_reservation(members, offset + num_fed(block.tokens.shape[1], offset, drafts), layout.block_size)
         if self.covers("device"):
-            check_block(block.of_members(), members, offset, drafts, layout.block_size, layout.max_positions)
+            spans = set(layout.shape.spans) or {FULL}
+            check_block(block.of_members(), members, offset, drafts, layout.block_size, layout.max_positions, spans)
             check_shared(block.of_members(), members, self.writers)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
@@ -246,8 +261,9 @@ def check_block(
     drafts: Seq[Tensor],
     block_size: int = 0,
     context: int | float = math.inf,
+    spans: Iterable[Span] = (FULL,),
 ) -> None:
-    """INV-2, INV-3 and INV-4 of one block, from the provenance of its slots.
+    """INV-2, INV-3 and INV-4 of one block, from the provenance of its slots, for layers that look back so far.
 
     `drafts` are the tokens proposed so far in this round, in order. Pads behind them, which fill a fixed window, are
     checked, too, as far as a row has a place for them.
@@ -264,7 +280,8 @@ def check_block(
     limit = torch.tensor(places, device=table.device)[:, None]
     real = (expected >= 0) & (expected < limit) & live[:, None]
     check_positions(block, expected, real)
-    check_visibility(block, members, expected, real, table)
+    for span in spans:
+        check_visibility(block, members, expected, real, table, span)
 
 
 def num_fed(width: int, offset: int, drafts: Seq[Tensor]) -> int:
@@ -283,20 +300,30 @@ def check_positions(block: Block, expected: Int[Tensor, "batch q"], real: Tensor
 
 
 def check_visibility(
-    block: Block, members: Seq[Sequence], expected: Int[Tensor, "batch q"], real: Tensor, table: Int[Tensor, "batch n"]
+    block: Block,
+    members: Seq[Sequence],
+    expected: Int[Tensor, "batch q"],
+    real: Tensor,
+    table: Int[Tensor, "batch n"],
+    span: Span = FULL,
 ) -> None:
-    """INV-3 and INV-4: position by position, each query sees one slot, of its own row, with the right token."""
+    """INV-3 and INV-4: position by position, each query sees one slot, of its own row, with the right token.
+
+    Positions that a window or a chunk hides are counted here from the query's own, apart from what makes masks.
+    """
     assert block.tags is not None
     sequence, position, token = block.tags.unbind(dim=-1)
     owner, found = torch.tensor([[[m.index], [m.num_prefix_hits]] for m in members], device=table.device).unbind(dim=1)
-    visible = block.mask[:, 0] & real[..., None]
+    visible = block.seen_by(span)[:, 0] & real[..., None]
     of_others = (sequence != owner) & ((position < 0) | (position >= found))
     foreign = visible & (of_others[:, None] | (position[:, None] > expected[..., None]))
     _report(foreign, "INV-3", expected, "no slot of another row or of a later position", block.tags)
     position = position.clamp(0, table.shape[1] - 1)
     seen = torch.zeros(*expected.shape, table.shape[1], dtype=torch.long, device=table.device)
     seen.scatter_add_(2, position[:, None].expand(visible.shape), visible.long())
-    wanted = torch.arange(table.shape[1], device=table.device) <= expected[..., None]
+    first = {"full": expected * 0, "window": expected + 1 - span.size, "chunk": expected - expected % max(span.size, 1)}
+    every = torch.arange(table.shape[1], device=table.device)
+    wanted = (every <= expected[..., None]) & (every >= first[span.kind][..., None])
     miscounted = real[..., None] & (seen != wanted.long())
     if miscounted.any():
         row, at, where = miscounted.nonzero()[0].tolist()
@@ -333,10 +360,39 @@ def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:
         return
     fresh = model.fresh_kv(sequence.token_ids[:num_cached])
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(found.dtype, 0.25)
+    if model.kv_shape.states:
+        tolerance = max(tolerance, STATE_TOLERANCE)
     error = float((found - fresh).abs().max() / fresh.abs().max().clamp(min=1))
     require_invariant(
         error <= tolerance, "INV-4", row=sequence.index, expected=f"K/V within {tolerance}", found=f"{error:.3g} off"
     )
+
+
+def check_state_tag(sequence: Sequence, count: int, states: StateStore) -> None:
+    """INV-24, by what has moved with the state."""
+    tag = states.tag(sequence.slot)
+    require_invariant(
+        tag == (sequence.index, count),
+        "INV-24",
+        row=sequence.index,
+        expected=f"the state of sequence {sequence.index} behind {count} tokens",
+        found=f"that of sequence {tag.sequence} behind {tag.tokens}",
+    )
+
+
+def check_state(sequence: Sequence, count: int, states: StateStore, model: Any) -> None:
+    """INV-24 numerically: a row's state against that of a fresh pass over its cached tokens."""
+    fresh = model.fresh_states(sequence.token_ids[:count]) if count else {}
+    for part, wanted in fresh.items():
+        found = states.parts[part][sequence.slot].double()
+        error = float((found - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1))
+        require_invariant(
+            error <= STATE_TOLERANCE,
+            "INV-24",
+            row=sequence.index,
+            expected=f"layer {part.layer}: {part.name} state within {STATE_TOLERANCE}",
+            found=f"{error:.3g} off",
+        )
 
 
 def _token_table(members: Seq[Sequence], drafts: Seq[Tensor], device: torch.device) -> Int[Tensor, "batch n"]:

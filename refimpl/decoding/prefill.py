@@ -75,6 +75,10 @@ def _feed(cached: CachedModel, chunks: Chunks, first: int) -> None:
 
     Under fixed shapes, what was generated before a preemption is fed in the shape that has cached it then.
     """
+    if cached.states and len(chunks) > 1:  # rows of other lengths would be pads to a recurrent layer
+        for chunk in chunks:
+            _feed(cached, [chunk], cached.num_cached(chunk.sequence))
+        return
     rows = _rows(cached, chunks)
     if cached.window is None:
         _feed_rows(cached, chunks, rows, first, PREFILL_CHUNK_TOKENS)
@@ -100,7 +104,7 @@ def _feed_rows(cached: CachedModel, chunks: Chunks, rows: Seq[RowState], first: 
         if forward := cached.forward_packed:
             forward(cached.layout.packed_prefill(rows, tokens, start), 1)
         else:
-            cached.forward(cached.layout.prefill_block(rows, tokens, start), 1)
+            cached.feed_prompts(rows, tokens, start)
 
 
 def _packed(cached: CachedModel, chunk: Chunk[Sequence], row: RowState) -> PackedBlock:

@@ -85,7 +85,8 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": has_the_oracles_tokens,
-        "acceptance": not {"acceptance", "own"} & settings.keys() and settings.get("drafter", "model") in SCRIPTED,
+        "acceptance": not {"acceptance", "own", "architecture"} & settings.keys()
+        and settings.get("drafter", "model") in SCRIPTED,
         "report": has_the_oracles_tokens,
         "sampling": "acceptance" in settings,
     }
@@ -131,11 +132,12 @@ def _injected(fault: Fault | None) -> AbstractContextManager:
 
 
 def _judge(fault: Fault | None, detector: str, case: Case) -> str | None:
+    pair = case.pair if case.architecture else None  # made, and tried, while the engine is whole
     logprobs: dict[str, Any] = {"logprobs": LOGPROBS} if detector == "report" else {}
     wanted = oracle_run(case, **logprobs) if detector in ("output", "report") else None
     try:
         with _injected(fault):
-            run = run_case(case, checks=detector if detector in LEVELS else "off", **logprobs)
+            run = run_case(case, checks=detector if detector in LEVELS else "off", pair=pair, **logprobs)
     except InvariantViolation as violation:
         return violation.invariant
     except Exception as error:

@@ -9,7 +9,8 @@ from refimpl.core.errors import InputError
 from refimpl.faults import FAULTS
 from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.models.adapter import Pair
-from refimpl.models.table_model import table_pair, unrelated_pair
+from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
+from refimpl.pairs.random_pairs import random_pair
 
 OWN = {item.name for cls in (DecodeConfig, SamplingConfig) for item in fields(cls)} - {
     *SERVED, "acceptance", "window_size",
@@ -26,7 +27,7 @@ class FaultyEngine(MethodEngine):
         law_rule = acceptance if acceptance in LAW_ONLY else None
         super().__init__(
             f"{fault.layouts[0]}+{scheduler}",
-            pair or (unrelated_pair() if law_rule else table_pair(mixed_script())),
+            pair or (unrelated_pair() if law_rule else _pair_of(fault)),
             checks="host" if checks == "oracle" and "cuda_graphs" in settings else checks,
             law_rule=law_rule,
             **settings,
@@ -37,6 +38,17 @@ class FaultyEngine(MethodEngine):
         """Decode on the broken engine."""
         with self.fault.injected():
             return super().__call__(prompts, settings)
+
+
+def _pair_of(fault: Fault) -> Pair:
+    settings = fault.settings
+    if "architecture" in settings:
+        return random_pair(settings["architecture"], vocab_size=VOCAB_SIZE)
+    return table_pair(
+        mixed_script(),
+        sliding_window=settings.get("sliding_window"),
+        recurrent=settings.get("recurrent", False),
+    )
 
 
 def faulty(name: str) -> FaultyEngine:

@@ -353,8 +353,9 @@ def logits_in_blocks(
     for start, stop in zip(starts, [*starts[1:], len(tokens)], strict=True):
         fed = torch.tensor([tokens[start:stop]], device=model.kv_shape.device)
         position = torch.arange(start, stop, device=fed.device)[None]
-        mask = torch.arange(stop, device=fed.device) <= position[..., None]
-        found = model.forward(Block(fed, position, mask[:, None], append), stop - start)[0]
+        slots = torch.arange(stop, device=fed.device)[None]
+        mask = slots <= position[..., None]
+        found = model.forward(Block(fed, position, mask[:, None], append, slots=slots), stop - start)[0]
         if start >= first:
             logits.append(found.double())
     return torch.cat(logits)

@@ -223,11 +223,17 @@ class Layout(ABC):
 
             return append
 
-        mask = self.pool_mask(torch.arange(width, device=tokens.device), position)
-        position_ids = position.clamp(0, self.max_positions - 1)
+        columns = torch.arange(width, device=tokens.device)
         in_pool = None if self.pool.tags is not None else InPool(self.pool, position, slots, places.table.contiguous())
-        append_of = lambda kept: append_to(slots[kept])  # noqa: E731
-        return Block(tokens, position_ids, mask, append_to(slots), append_of=append_of, in_pool=in_pool)
+        return Block(
+            tokens,
+            position.clamp(0, self.max_positions - 1),
+            self.pool_mask(columns, position),
+            append_to(slots),
+            append_of=lambda kept: append_to(slots[kept]),
+            in_pool=in_pool,
+            slots=columns[None],
+        )
 
     def _with_idle_rows(self, rows: Seq[RowState], count: int) -> tuple[list[RowState], Int[Tensor, " n"]]:
         """Fill up to `count` rows with slots that feed nothing; also the place of each of `rows` among them."""

@@ -35,6 +35,7 @@ class LeftPaddedLayout(WorkingLayout):
         pads = torch.tensor(self.num_pad, device=self.shape.device)[:, None]
         columns = torch.arange(stop, device=tokens.device)
         position = kernels.left_padded_position(columns[start:], pads)
+        slots = kernels.left_padded_position(columns, pads).clamp(min=0)
 
         def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             self.batch.write_columns(layer, start, keys, values)
@@ -44,7 +45,8 @@ class LeftPaddedLayout(WorkingLayout):
         if self.batch.tags is not None:
             self.batch.tags[:, start:stop] = tag_block(self.rows, position, tokens, position >= 0)
             tags = self.batch.tags[:, :stop]
-        return Block(tokens, position.clamp(0, self.max_positions - 1), self._mask(columns, start, pads), append, tags)
+        position_ids, mask = position.clamp(0, self.max_positions - 1), self._mask(columns, start, pads)
+        return Block(tokens, position_ids, mask, append, tags, slots=slots)
 
     def column_of(self, row: int, position: int) -> int:
         """Pads first, then position by position."""

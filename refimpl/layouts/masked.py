@@ -71,7 +71,8 @@ class MaskedLayout(WorkingLayout):
         if self.batch.tags is not None:
             self.batch.tags[:, start:stop] = tag_block(self.rows, position, tokens, claimed >= 0)
             tags = self.batch.tags[:, :stop]
-        return Block(tokens, position.clamp(0, self.max_positions - 1), self._mask(position, start), append, tags)
+        position_ids, mask = position.clamp(0, self.max_positions - 1), self._mask(position, start)
+        return Block(tokens, position_ids, mask, append, tags, slots=self._slot_position[:, :stop].clamp(min=0))
 
     def commit(self, num_cached: Seq[int]) -> None:
         """Mark the slots of rejected tokens as dead."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from refimpl.layouts.spans import FULL, Span
 from refimpl.layouts.store import Block, NoteHidden, PooledRows
 
 Attend = Callable[[Tensor, float | None], Tensor]  # queries ``[1, heads, tokens, dim]``, scale -> as `packed_attention`
@@ -22,13 +23,15 @@ class Rectangle:
     Attributes:
         index: which of the rows' tokens each query is; any of them where a row has fewer.
         places: of the tokens in the rectangle, counted row by row.
-        mask: ``[rows, 1, q, width]``, True where the query sees the slot; a model may put its own form in its place.
+        seen_by: gives the mask ``[rows, 1, q, width]`` of layers that look back so far, True where a query sees a slot.
+        masks: by span, in the form that the model's attention takes.
         orders: by numbers of query heads and of key heads: the order of `fold`, and that of `unfold`; found once.
     """
 
     index: Int[Tensor, "rows q"]
     places: Int[Tensor, " tokens"]
-    mask: Tensor
+    seen_by: Callable[[Span], Tensor]
+    masks: dict[Span, Tensor] = field(default_factory=dict)
     orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def spread(self, entries: Float[Tensor, "heads tokens dim"]) -> Float[Tensor, "rows heads q dim"]:
@@ -82,7 +85,9 @@ class PackedBlock:
         note_hidden: called with what the LM head reads ``[1, num_logits, hidden]``; None where nobody asks.
         pooled: all rows, where the pool alone says what they see; None where a mask says more, or is checked.
         attend: answers all queries of the layer that was written last; None where they are answered part by part.
-        seen: what `write` returned last, for the attention of that layer.
+        spans: how far back each layer looks; empty where all look back to the beginning.
+        layer: that was written last.
+        seen: what `write` returned for it.
     """
 
     tokens: Int[Tensor, "1 tokens"]
@@ -93,6 +98,8 @@ class PackedBlock:
     note_hidden: NoteHidden | None = None
     pooled: PooledRows | None = None
     attend: Attend | None = None
+    spans: Seq[Span] = ()
+    layer: int = 0
     seen: Seen = field(default_factory=list)
 
     @classmethod
@@ -132,8 +139,13 @@ class PackedBlock:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store a layer's entries; what the parts see of it is in `seen`."""
-        self.seen = self.write(layer, keys, values)
+        self.layer, self.seen = layer, self.write(layer, keys, values)
         return keys, values
+
+    @property
+    def span(self) -> Span:
+        """How far back the layer looks that was written last."""
+        return self.spans[self.layer] if self.spans else FULL
 
     def parts(self, tensor: Tensor) -> Iterator[tuple[Tensor, Rectangle | None]]:
         """Each part of ``[1, heads, tokens, dim]``, and its rectangle."""
@@ -148,4 +160,4 @@ def _rectangle(block: Block, counts: Seq[int]) -> Rectangle:
     rows = zip(accumulate(counts, initial=0), counts, strict=False)
     index = [[min(start + min(j, max(n - 1, 0)), most) for j in range(q)] for start, n in rows]
     places = [i * q + j for i, n in enumerate(counts) for j in range(n)]
-    return Rectangle(torch.tensor(index, device=device), torch.tensor(places, device=device), block.mask)
+    return Rectangle(torch.tensor(index, device=device), torch.tensor(places, device=device), block.seen_by)

@@ -1,26 +1,48 @@
 """Key/value storage and the block of queries that a forward pass works on: what layouts and models share."""
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from refimpl.layouts.spans import FULL, Span
 
 KEY, VALUE = 0, 1  # planes of storage, where there are two
 NUM_TAGS = 3  # sequence, position, token
 ALL_ROWS = slice(None)
 
 
+class StatePart(NamedTuple):
+    """One tensor of a recurrent state, a row's.
+
+    Attributes:
+        layer: of the model.
+        name: which of the layer's states.
+        number: of several of that name.
+        size: its shape.
+    """
+
+    layer: int
+    name: str
+    number: int
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one model caches per token.
+    """What one model caches per token, and per row.
 
     Attributes:
         key_dim: width of a head's keys.
         value_dim: width of a head's values; None where it is `key_dim`.
+        spans: how far back each layer looks; empty where all look back to the beginning.
+        states: what layers without keys and values keep of a row.
     """
 
     num_layers: int
@@ -29,6 +51,13 @@ class KVShape:
     dtype: torch.dtype
     device: torch.device
     value_dim: int | None = None
+    spans: tuple[Span, ...] = ()
+    states: tuple[StatePart, ...] = ()
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of one row's recurrent states."""
+        return sum(math.prod(part.size) * part.dtype.itemsize for part in self.states)
 
     @property
     def value_width(self) -> int:
@@ -263,6 +292,8 @@ class Block:
             alone, ``[1, kv_heads, tokens, …]``. None where all entries of the block are written.
         in_pool: says the same as mask and append, for kernels that read and write the pool; None where the mask says
             more, or is checked.
+        states: recurrent states of the rows (`layouts.states.PassStates`); None for a model without any.
+        slots: position that each slot holds where a query sees it, and any other number that is not negative.
     """
 
     tokens: Int[Tensor, "batch q"]
@@ -275,6 +306,15 @@ class Block:
     rows_in_pool: LookUp | None = None
     append_of: AppendOf | None = None
     in_pool: InPool | None = None
+    slots: Int[Tensor, "rows width"] | None = None
+    states: Any = None
+
+    def seen_by(self, span: Span) -> Bool[Tensor, "batch 1 q width"]:
+        """The mask of layers that look back as far as `span` says."""
+        if span == FULL:
+            return self.mask
+        assert self.slots is not None
+        return self.mask & span.reaches(self.slots[:, None, None], self.position_ids[:, None, :, None])
 
     def of_members(self) -> "Block":
         """The same block without its idle rows, to look at."""
@@ -282,7 +322,7 @@ class Block:
             return self
         tags = None if self.tags is None else self.tags[self.members]
         rows = (self.tokens[self.members], self.position_ids[self.members], self.mask[self.members])
-        return Block(*rows, self.append, tags)
+        return Block(*rows, self.append, tags, slots=self.slots)
 
 
 class RowState(NamedTuple):

@@ -1,6 +1,7 @@
 """What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
 
-Of this room only this file, `block_cache`, `compiled`, `checks`, `probe` and `attention` know transformers.
+Of this room only this file, `block_cache`, `cached_layers`, `checks`, `probe`, `attention` and the layers know
+transformers.
 """
 
 from collections.abc import Callable
@@ -12,14 +13,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache
 
 from refimpl.core.engine_settings import LayersName
 from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.core.processing import Processing
 from refimpl.layouts.packed import PackedBlock
-from refimpl.layouts.store import Block, KVShape
+from refimpl.layouts.spans import FULL
+from refimpl.layouts.store import Block, KVShape, StatePart
 from refimpl.models import attention
 from refimpl.models.block_cache import call_with_cache
+from refimpl.models.cached_layers import keeping_cache, states_in
 from refimpl.models.checks import (
     experts_of,
     mixes_rows,
@@ -32,16 +36,16 @@ from refimpl.models.head import DraftHead
 from refimpl.models.layers import choose_layers
 from refimpl.models.lean import LeanLayers
 from refimpl.models.lean_trial import Run, largest_error
+from refimpl.models.mixers import step_mixers
 from refimpl.models.module_layers import ModuleLayers
 from refimpl.models.probe import (
     ForwardPacked,
-    cache_entries,
+    cached_layers_of,
     depends_on_shape,
-    kv_shape_of,
     refuse_unless_positions_and_mask_count,
     runs_packed_blocks,
 )
-from refimpl.models.varlen import PackedKernel, choose_kernel
+from refimpl.models.varlen import NotOfferedError, PackedKernel, choose_kernel
 
 FeedRow = Callable[[list[int]], Tensor]
 
@@ -91,7 +95,7 @@ class CausalLM(Protocol):
 
 
 class HuggingFaceLM:
-    """Adapter of a transformers model with full attention in every layer, or sliding windows that rows do not outgrow.
+    """Adapter of a transformers model whose layers attend to all that is before, or look back a window or a chunk.
 
     The model itself is changed for good: its attention implementation is set, in float64 that of its experts, too, and
     it is put in evaluation mode. With a model on a CUDA device, cuDNN's attention is off for the whole process (see
@@ -120,18 +124,23 @@ class HuggingFaceLM:
             config = model.config.get_text_config(decoder=True)
             self.vocab_size: int = config.vocab_size
             self.max_positions = steady_positions(config)
-            self.recordable = not ropes_of_batches(config)
-            self.kv_shape = kv_shape_of(model)
+            self.cached = cached_layers_of(model, self.max_positions)
+            self.recordable = not ropes_of_batches(config) and not self.cached.states
+            self._in_one_row = bool(getattr(config, "attn_temperature_tuning", False))  # scaled by numbers of tokens
+            self.kv_shape = self.cached.shape
+            if self.cached.states:
+                step_mixers(model)
             heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
-            self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
-            own: Run = ModuleLayers(model, self.kv_shape, self._groups)
+            self._groups = heads // self.cached.least_heads if implementation == attention.NAME else 1
+            self.kernel = PackedKernel()
+            own: Run = ModuleLayers(model, self.cached, self._groups)
             self.run_layers = own
             refuse_unless_positions_and_mask_count(self)
             self.shape_bound = depends_on_shape(self)
-        self.kernel = PackedKernel()
-        packs = implementation == attention.NAME and runs_packed_blocks(self, self._run_packed)
+        can_pack = implementation == attention.NAME and self.cached.uniform
+        packs = can_pack and runs_packed_blocks(self, self._run_packed)
         self.forward_packed = self._run_packed if packs else None
-        if packs:
+        if packs and not self.kv_shape.spans:
             self.kernel = choose_kernel(self.kv_shape, heads)
         self.layers = choose_layers(layers, own, model, self._error_of)
         self.run_layers = self.layers.run
@@ -148,21 +157,30 @@ class HuggingFaceLM:
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, with explicit positions and an explicit mask."""
-        return self.run_layers(block, num_logits)
+        if not self._in_one_row:
+            return self.run_layers(block, num_logits)
+        rows, q = block.tokens.shape
+        logits = self._run_packed(PackedBlock.of_rows(block, [q] * rows), rows * q)
+        return logits.unflatten(0, (rows, q))[:, -num_logits:]
 
     def _run_packed(self, block: PackedBlock, num_logits: int) -> Float[Tensor, "num_logits vocab"]:
         """Run a packed block, whose rows are answered one by one or by the kernel."""
         return self.run_layers(self._prepared(block), num_logits)[0]
 
     def _prepared(self, block: PackedBlock) -> PackedBlock:
-        block = self.kernel.prepared(block)
+        block = replace(self.kernel.prepared(block), spans=self.kv_shape.spans)
         if block.attend or block.rectangle is None:
             return block
-        mask = attention.additive_mask(block.rectangle.mask, self.kv_shape.dtype, self._groups)
-        return replace(block, rectangle=replace(block.rectangle, mask=mask))
+        masks = {
+            span: attention.additive_mask(block.rectangle.seen_by(span), self.kv_shape.dtype, self._groups)
+            for span in set(self.kv_shape.spans) or {FULL}
+        }
+        return replace(block, rectangle=replace(block.rectangle, masks=masks))
 
     def _error_of(self, lean: LeanLayers) -> float:
         """Largest error of lean layers on a few ragged passes, against the layers of now."""
+        if self.kv_shape.spans or not self.cached.uniform:
+            raise NotOfferedError("its layers differ in what they cache or how far back they look")
 
         def run(layers: Run, block: Block | PackedBlock, num_logits: int) -> Tensor:
             return layers(self._prepared(block) if isinstance(block, PackedBlock) else block, num_logits)
@@ -184,11 +202,20 @@ class HuggingFaceLM:
 
     @torch.inference_mode()
     def fresh_kv(self, tokens: list[int]) -> Tensor:
-        """Fill a DynamicCache with the row and stack its layers."""
-        cache = DynamicCache()  # without the configuration, so that sliding windows keep all entries
+        """Fill an ordinary cache with the row and stack its layers."""
+        return self.cached.joined(self._filled(tokens))
+
+    @torch.inference_mode()
+    def fresh_states(self, tokens: list[int]) -> dict[StatePart, Tensor]:
+        """Recurrent states behind the row, computed from nothing."""
+        return dict(states_in(self._filled(tokens)))
+
+    def _filled(self, tokens: list[int]) -> Cache:
+        """An ordinary cache of one row, with the entries of all tokens."""
+        cache = keeping_cache(self.model.config)
         ids = torch.tensor([tokens], device=self.model.device)
         call_with_cache(self.model, cache, input_ids=ids, logits_to_keep=1)
-        return torch.stack([self.kv_shape.joined(keys[0], values[0]) for keys, values in cache_entries(cache)])
+        return cache
 
 
 def _set_attention(model: PreTrainedModel) -> str:

@@ -5,6 +5,7 @@ of the cache that a pass reads by the group size. Here the queries of a group's 
 group of g heads with q queries each is one head with g · q queries, on the keys and values as they are stored.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.packed import PackedBlock, Rectangle
+from refimpl.layouts.spans import FULL, Span
 
-NAME = "grouped_sdpa"
+NAME = "grouped_heads"
+OWN_SETTINGS = {"softcap", "s_aux"}  # of an attention layer: its model's own function knows them
 PLAIN_SETTINGS = {  # of an attention layer: they are None, or change nothing once positions and mask are explicit
     "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions",
     "output_hidden_states", "output_router_logits", "return_dict",
@@ -50,22 +53,49 @@ def grouped_attention(
     A model may have expanded keys and values by itself; then the mask of one query head serves all. In a `packed` pass
     each row's queries are answered by themselves; the mask is ignored.
 
+    Softcaps and sinks, which SDPA does not know, are left to the model's own function.
+
     Returns the output ``[batch, q, heads, dim]``, as transformers' attention functions do.
 
     Raises:
-        UnsupportedModelError: the layer asks for more than a masked softmax: a softcap, sinks, biases, chosen keys.
+        UnsupportedModelError: the layer asks for more than that: biases, or chosen keys.
     """
+    more = {name for name, value in kwargs.items() if value is not None} - PLAIN_SETTINGS
+    if more - OWN_SETTINGS or (more and packed):
+        raise UnsupportedModelError(f"has attention that is more than a masked softmax ({', '.join(sorted(more))})")
     if packed is not None:
         return packed_attention(packed, query, scaling), None
-    more = sorted(name for name, value in kwargs.items() if value is not None and name not in PLAIN_SETTINGS)
     if more:
-        raise UnsupportedModelError(f"has attention that is more than a masked softmax ({', '.join(more)})")
+        return own_attention(module, query, key, value, attention_mask, scaling, **kwargs), None
     (heads, q), kv_heads = query.shape[1:3], key.shape[1]
-    if attention_mask is not None and heads == kv_heads:
-        attention_mask = attention_mask[:, :, :q]
-    if attention_mask is None or heads == kv_heads or attention_mask.shape[2] != q * (heads // kv_heads):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    return folded_attention(query, key, value, attention_mask, scaling), None
+    groups = heads // kv_heads
+    if attention_mask is None or groups == 1 or attention_mask.shape[2] < q * groups:
+        mask = None if attention_mask is None else attention_mask[:, :, :q]
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **kwargs)
+    return folded_attention(query, key, value, attention_mask[:, :, : q * groups], scaling), None
+
+
+def own_attention(
+    module: nn.Module,
+    query: Float[Tensor, "batch heads q dim"],
+    key: Float[Tensor, "batch kv_heads width dim"],
+    value: Float[Tensor, "batch kv_heads width value_dim"],
+    mask: Tensor | None,
+    scaling: float | None,
+    **kwargs: Any,
+) -> Float[Tensor, "batch q heads value_dim"]:
+    """What the model's own file computes from keys and values: the definition of its softcap and sinks.
+
+    It adds its mask to the scores, so that a boolean one is made additive, and none is that of the last queries.
+    """
+    q, width = query.shape[2], key.shape[2]
+    if mask is None:
+        mask = torch.ones(1, 1, q, width, dtype=torch.bool, device=query.device).tril(width - q)
+    if mask.dtype == torch.bool:
+        mask = additive_mask(mask, query.dtype, 1)
+    forward = sys.modules[type(module).__module__].eager_attention_forward
+    output: Tensor = forward(module, query, key, value, mask[:, :, :q], scaling=scaling, **kwargs)[0]
+    return output
 
 
 def packed_attention(
@@ -78,7 +108,7 @@ def packed_attention(
     if block.attend:
         return block.attend(query, scaling)
     parts = zip(block.parts(query), block.seen, strict=True)
-    outputs = [_of_part(mine, rectangle, *seen, scaling) for (mine, rectangle), seen in parts]
+    outputs = [_of_part(mine, rectangle, *seen, scaling, block.span) for (mine, rectangle), seen in parts]
     return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
 
@@ -88,12 +118,13 @@ def _of_part(
     key: Tensor,
     value: Tensor,
     scaling: float | None,
+    span: Span,
 ) -> Float[Tensor, "1 tokens heads value_dim"]:
     """Attention of one row, or of the rows of a rectangle with the mask of `additive_mask`."""
     if rectangle is None:
-        return _causal(query, key, value, scaling).transpose(1, 2).contiguous()
+        return _causal(query, key, value, scaling, span).transpose(1, 2).contiguous()
     folded, heads = rectangle.fold(query, key.shape[1]), query.shape[1]
-    output = _attend(folded, key, value, rectangle.mask[:, :, : folded.shape[2]], scaling)
+    output = _attend(folded, key, value, rectangle.masks[span][:, :, : folded.shape[2]], scaling)
     return rectangle.unfold(output, heads)
 
 
@@ -115,12 +146,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
     return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, span: Span) -> Tensor:
     """Attention of the last positions of a row on all of them ``[1, heads, q, value_dim]``."""
     (heads, q), width, device = query.shape[1:3], key.shape[2], query.device
     mask = None
-    if q < width:
-        mask = torch.arange(width, device=device) <= torch.arange(width - q, width, device=device)[:, None]
+    if q < width or span != FULL:
+        slot = torch.arange(width, device=device)
+        mask = (slot <= slot[width - q :, None]) & span.reaches(slot, slot[width - q :, None])
     return nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=heads != key.shape[1]
     )

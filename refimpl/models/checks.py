@@ -9,12 +9,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from refimpl.core.errors import InputError, UnsupportedModelError
 
 ROPES_OF_BATCHES = ("longrope", "dynamic")
-PLAIN_LAYERS = {"full_attention", "global", "sliding_attention", "chunked_attention"}  # as configurations call them
+KNOWN_LAYERS = {  # as configurations call them
+    "full_attention", "global", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "moe",
+    "mlp",
+}  # fmt: skip
+KNOWN_CACHES = {
+    "DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer", "LinearAttentionLayer",
+    "LinearAttentionAndFullAttentionLayer",
+}  # fmt: skip
 UNKNOWN_CONTEXT = 1 << 20  # positions of a model that declares no bound
 LONGEST_REASON = 200  # characters of another library's message
 
@@ -48,13 +55,10 @@ def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
         yield "is no causal language model, as it cannot generate"
     if _is_half(model):
         yield "is an encoder-decoder model, or the decoder of one, with cross-attention"
-    if getattr(model, "_is_stateful", False) and not _attends_only(config):
-        yield "keeps a recurrent state, which cannot be rolled back"
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    if softcap is not None:
-        yield f"caps attention scores (attn_logit_softcapping = {softcap:g}), which SDPA cannot do"
-    if not model._supports_sdpa and model._supports_attention_backend:
-        yield "has attention that SDPA cannot compute (it declares _supports_sdpa = False), such as sinks or biases"
+    if getattr(model, "_is_stateful", False) and not getattr(config, "layer_types", None):
+        yield "keeps a recurrent state in a cache of its own"
+    if not any(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers):
+        yield "keeps a recurrent state in every layer, and attends in none"
     if getattr(config, "alibi", False):
         yield "biases attention by distances between columns (alibi = True), which are not those of positions"
     offset = _first_position(model)
@@ -64,11 +68,11 @@ def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
     if window is not None:
         yield f"attends only to the {window} strongest keys of a longer row (keep_window_size)"
     shared = getattr(config, "num_kv_shared_layers", None)
-    if shared:
-        yield f"has layers that read the K/V of others (num_kv_shared_layers = {shared})"
+    if shared and not hasattr(config, "kv_sharing_modes"):
+        yield f"has layers that read the K/V of others (num_kv_shared_layers = {shared}), and does not say which"
     kinds = _layers_of_other_kinds(config)
     if kinds:
-        yield f"has layers that are neither full attention nor a sliding window ({', '.join(kinds)})"
+        yield f"has layers that are neither attention nor recurrent in a known way ({', '.join(kinds)})"
 
 
 def _is_half(model: PreTrainedModel) -> bool:
@@ -88,17 +92,12 @@ def _first_position(model: PreTrainedModel) -> int:
     return max([0, *(padding + 1 for padding in paddings if padding is not None)])
 
 
-def _attends_only(config: PretrainedConfig) -> bool:
-    """Whether layers are declared to be attention, each of them: a class that can keep a state then keeps none."""
-    return bool(getattr(config, "layer_types", None)) and not _layers_of_other_kinds(config)
-
-
 def _layers_of_other_kinds(config: PretrainedConfig) -> list[str]:
-    """Kinds of layers whose cache is not one entry for each token."""
-    caches = {type(layer) for layer in DynamicCache(config=config).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
+    """Kinds of layers whose cache is neither one entry for each token nor a state of known parts."""
+    caches = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - KNOWN_CACHES
     names = ("layer_types", "attention_layers")
-    declared = {kind for name in names for kind in getattr(config, name, None) or []} - PLAIN_LAYERS
-    return sorted(declared or {cache.__name__ for cache in caches})
+    declared = {kind for name in names for kind in getattr(config, name, None) or []} - KNOWN_LAYERS
+    return sorted(declared or caches)
 
 
 def experts_of(model: PreTrainedModel) -> str:
@@ -122,12 +121,10 @@ def ropes_of_batches(config: PretrainedConfig) -> list[dict[str, Any]]:
 
 
 def steady_positions(config: PretrainedConfig) -> int:
-    """Positions within which a row is computed by full attention, and independently of other rows.
+    """Positions within which a row is computed independently of other rows.
 
-    They end where the model does, where the least sliding window begins to hide tokens, and where a RoPE that adapts to
-    the longest row leaves the context of pretraining.
+    They end where the model does, and where a RoPE that adapts to the longest row leaves the context of pretraining.
     """
     known = getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT
     steady = [rope.get("original_max_position_embeddings") for rope in ropes_of_batches(config)]
-    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers]
-    return min([known, *filter(None, steady + windows)])
+    return min([known, *filter(None, steady)])

@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from refimpl.layouts.packed import PackedBlock
-from refimpl.layouts.store import Block, KVShape
+from refimpl.layouts.store import Block
 from refimpl.models import attention
 from refimpl.models.block_cache import BlockCache, call_with_cache
+from refimpl.models.cached_layers import CachedLayers
 
 
 class ModuleLayers:
@@ -21,19 +22,19 @@ class ModuleLayers:
 
     Args:
         model: whose attention is set.
-        shape: of its cache.
-        groups: query heads that share keys, where attention folds them; else 1.
+        layers: what they cache and see.
+        groups: query heads that share keys, where attention folds them, of the layer where most do; else 1.
     """
 
-    def __init__(self, model: PreTrainedModel, shape: KVShape, groups: int):
-        self.model, self.shape, self.groups = model, shape, groups
+    def __init__(self, model: PreTrainedModel, layers: CachedLayers, groups: int):
+        self.model, self.layers, self.groups = model, layers, groups
 
     def __call__(self, block: Block | PackedBlock, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Logits of the last `num_logits` tokens of each row."""
         with self._noting(block):
             logits: Tensor = call_with_cache(
                 self.model,
-                BlockCache(self.shape.num_layers, block),
+                BlockCache(self.layers, block),
                 input_ids=block.tokens,
                 position_ids=block.position_ids,
                 logits_to_keep=num_logits,
@@ -42,11 +43,19 @@ class ModuleLayers:
         return logits
 
     def _seen(self, block: Block | PackedBlock) -> dict[str, Any]:
-        """What says which slots queries see; a packed block says it by itself, and its mask is ignored."""
+        """What says which slots queries see: one mask, or one for each kind of layers.
+
+        A packed block says it by itself, and its mask is ignored.
+        """
+        shape = self.layers.shape
         if isinstance(block, PackedBlock):
-            none = torch.zeros(1, 1, 1, 1, dtype=self.shape.dtype, device=self.shape.device)
+            none = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
             return {"attention_mask": none, "packed": block}
-        return {"attention_mask": attention.additive_mask(block.mask, self.shape.dtype, self.groups)}
+        masks = {
+            kind: span and attention.additive_mask(block.seen_by(span), shape.dtype, self.groups)
+            for kind, span in self.layers.spans.items()
+        }
+        return {"attention_mask": masks if len(masks) > 1 else next(iter(masks.values()))}
 
     @contextmanager
     def _noting(self, block: Block | PackedBlock) -> Iterator[None]:

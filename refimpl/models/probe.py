@@ -14,17 +14,21 @@ copies as there are rows, so that passes have one shape; whether numbers depend 
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.packed import PackedBlock
+from refimpl.layouts.states import PassStates, StateStore
 from refimpl.layouts.store import Block, KVShape, KVStore
 from refimpl.models.block_cache import call_with_cache
+from refimpl.models.cached_layers import CachedLayers, keeping_cache
 
 ROWS = ((1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3))
 HIDDEN = (2, 0, 1)  # column of each row that nothing may see
@@ -70,7 +74,9 @@ class _FarCache(DynamicCache):
 def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
     """Raise UnsupportedModelError unless every row gives the logits that the model gives for it alone."""
     if lm.max_positions < COUNT:
-        raise UnsupportedModelError(f"has a context or sliding window of {lm.max_positions}, which is too short")
+        raise UnsupportedModelError(f"has a context of {lm.max_positions}, which is too short")
+    if lm.kv_shape.states and not _goes_on(lm):
+        raise UnsupportedModelError("begins with a new recurrent state in a pass of several tokens")
     expected = torch.stack([_alone(lm, row, tokens) for row, tokens in enumerate(ROWS)]).float()
     if not expected.isfinite().all():
         raise UnsupportedModelError("gives logits that are not finite")
@@ -118,11 +124,7 @@ def _packs_prompts(lm: Probed, forward: ForwardPacked) -> bool:
 
 def _packs_rows(lm: Probed, forward: ForwardPacked) -> bool:
     """Rows that look back at their first halves, behind a mask."""
-    store = KVStore.empty(lm.kv_shape, len(ROWS), COUNT + 1 + UNUSED, tagged=False)
-    tokens, positions = _columns(lm.max_positions)
-    lm.forward(_block(store, tokens[:, : HALF + 1], positions[:, : HALF + 1], 0), 1)
-    block = _block(store, tokens[:, HALF + 1 :], positions[:, HALF + 1 :], HALF + 1)
-    found = forward(PackedBlock.of_rows(block, [HALF] * len(ROWS)), HALF * len(ROWS))
+    found = forward(PackedBlock.of_rows(_second_halves(lm), [HALF] * len(ROWS)), HALF * len(ROWS))
     alone = torch.cat([_alone(lm, row, tokens) for row, tokens in enumerate(ROWS)])
     return close(lm.kv_shape.dtype, found, alone)
 
@@ -146,59 +148,73 @@ def _alone(lm: Probed, row: int, tokens: tuple[int, ...], copies: int = len(ROWS
     return logits
 
 
+def _goes_on(lm: Probed) -> bool:
+    """Whether a row's second half, fed at once, goes on from the state behind the first."""
+    ids = torch.tensor([ROWS[0]] * len(ROWS), device=lm.model.device)
+    whole = lm.model(input_ids=ids, use_cache=False).logits[0, HALF:]
+    return close(lm.kv_shape.dtype, _alone(lm, 0, ROWS[0]), whole)
+
+
 def _in_blocks(lm: Probed) -> Float[Tensor, "rows half vocab"]:
     """The same of all rows together, through explicit positions and masks."""
+    return lm.forward(_second_halves(lm), HALF)
+
+
+def _second_halves(lm: Probed) -> Block:
+    """The rows' second halves, to be fed after the first ones, which are.
+
+    A recurrent layer is fed what no query may see behind the first halves, and forgets it.
+    """
+    hidden = (HALF,) * len(ROWS) if lm.kv_shape.states else HIDDEN
     store = KVStore.empty(lm.kv_shape, len(ROWS), COUNT + 1 + UNUSED, tagged=False)
-    tokens, positions = _columns(lm.max_positions)
-    lm.forward(_block(store, tokens[:, : HALF + 1], positions[:, : HALF + 1], 0), 1)
-    return lm.forward(_block(store, tokens[:, HALF + 1 :], positions[:, HALF + 1 :], HALF + 1), HALF)
+    states = StateStore(lm.kv_shape, len(ROWS))
+    tokens, positions = _columns(lm.max_positions, hidden)
+    before = PassStates(states, range(len(ROWS)))
+    lm.forward(replace(_block(store, tokens[:, : HALF + 1], positions, 0, hidden), states=before), 1)
+    before.commit([HALF] * len(ROWS))
+    positions[FAR_ROW, : HALF + 1] += lm.max_positions - COUNT  # as if near, so that no window hides them
+    second = _block(store, tokens[:, HALF + 1 :], positions, HALF + 1, hidden)
+    return replace(second, states=PassStates(states, range(len(ROWS))))
 
 
-def _columns(max_positions: int) -> tuple[Int[Tensor, "rows columns"], Int[Tensor, "rows columns"]]:
-    """Token and position of each row's columns; a hidden column holds token 0 at position 0."""
+def _columns(
+    max_positions: int, hidden: tuple[int, ...]
+) -> tuple[Int[Tensor, "rows columns"], Int[Tensor, "rows columns"]]:
+    """Token and position of each row's columns; the hidden column of each holds token 0 at position 0."""
     rows, positions = [list(tokens) for tokens in ROWS], [list(range(COUNT)) for _ in ROWS]
     positions[FAR_ROW][HALF:] = range(max_positions - HALF, max_positions)
-    for row, numbers, hidden in zip(rows, positions, HIDDEN, strict=True):
-        row.insert(hidden, 0)
-        numbers.insert(hidden, 0)
+    for row, numbers, column in zip(rows, positions, hidden, strict=True):
+        row.insert(column, 0)
+        numbers.insert(column, 0)
     return torch.tensor(rows), torch.tensor(positions)
 
 
-def _block(store: KVStore, tokens: Tensor, positions: Tensor, start: int) -> Block:
-    """The rows' tokens at columns from `start`, each seeing itself and the columns before it except the hidden one."""
-    device = store.shape.device
+def _block(store: KVStore, tokens: Tensor, positions: Tensor, start: int, hidden: tuple[int, ...]) -> Block:
+    """The rows' tokens at columns from `start`, each seeing itself and the columns before it except the hidden one.
+
+    `positions` are those of all columns.
+    """
+    device, stop = store.shape.device, start + tokens.shape[1]
     columns = torch.arange(store.columns, device=device)
-    own = columns[start : start + tokens.shape[1], None]
-    hidden = torch.tensor(HIDDEN, device=device)[:, None, None]
-    visible = (columns == own) | ((columns < own) & (columns != hidden))
+    own = columns[start:stop, None]
+    unseen = torch.tensor(hidden, device=device)[:, None, None]
+    visible = (columns == own) | ((columns < own) & (columns != unseen))
 
     def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         store.write_columns(layer, start, keys, values)
         return store.view(layer, store.columns)
 
-    return Block(tokens.to(device), positions.to(device), visible[:, None], append)
+    slots = pad(positions, (0, store.columns - positions.shape[1])).to(device)
+    return Block(tokens.to(device), slots[:, start:stop], visible[:, None], append, slots=slots)
 
 
 @torch.inference_mode()
-def kv_shape_of(model: PreTrainedModel) -> KVShape:
+def cached_layers_of(model: PreTrainedModel, max_positions: int) -> CachedLayers:
     """What a model caches for one token, from a cache that it filled.
 
     Raises:
-        UnsupportedModelError: the layers differ, or keys and values do in their number of heads.
+        UnsupportedModelError: see `CachedLayers.of`.
     """
-    cache = DynamicCache()
+    cache = keeping_cache(model.config)
     call_with_cache(model, cache, input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))
-    entries = cache_entries(cache)
-    shapes = {(tuple(keys.shape), tuple(values.shape)) for keys, values in entries}
-    heads = {tensor.shape[1] for layer in entries for tensor in layer}
-    if len(shapes) != 1 or len(heads) != 1:
-        kinds = sorted({(tensor.shape[1], tensor.shape[3]) for layer in entries for tensor in layer})
-        found = ", ".join(f"{count} heads of {dim} numbers" for count, dim in kinds)
-        raise UnsupportedModelError(f"caches keys and values of different shapes ({found})")
-    keys, values = entries[0]
-    return KVShape(len(entries), heads.pop(), keys.shape[3], values.dtype, values.device, values.shape[3])
-
-
-def cache_entries(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of each layer of a filled DynamicCache."""
-    return [(layer.keys, layer.values) for layer in cache.layers]
+    return CachedLayers.of(model.config.get_text_config(decoder=True), cache, max_positions)

@@ -10,19 +10,22 @@ model, but every number is an exact integer below 2^53, so equality needs no tol
 | logits after a query      | the query's position, and the sum of the layer-1 entries that it sees     |
 
 The sum stands for the multiset of visible (token, position) pairs, as attention does: it knows no order beyond the
-positions, and the second layer remembers what was visible when an entry was written. `fresh_row` and `fresh_kv`
-compute the same from the plain prefix, in Python integers, without masks, positions tensors or stores.
+positions, and the second layer remembers what was visible when an entry was written. Layer 0 may look back through a
+window, or keep its sum as a recurrent state. `fresh_row` and `fresh_kv` compute the same from the plain prefix, in
+Python integers, without masks, positions tensors or stores.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.layouts.store import Block, KVShape
+from refimpl.layouts.spans import FULL, Span
+from refimpl.layouts.store import Block, KVShape, StatePart
 from refimpl.models.adapter import FeedRow, Pair
 
 NUM_LAYERS = 2
@@ -31,6 +34,8 @@ LOGIT_BITS, LOGIT_STEP = 10, 1 / 128  # 1024 different logits in [0, 8)
 MAX_POSITIONS = 256
 VOCAB_SIZE = 17
 UNRELATED = 23  # of the salts up to 24, that of the draft by whose noise the kit's prompt is changed the most
+
+STATE = StatePart(0, "recurrent", 0, (2,), torch.float64)
 
 _WORD = (1 << 64) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -62,13 +67,24 @@ class TableModel:
     Args:
         vocab_size: width of its logits.
         salt: two models of different salt have nothing in common.
+        sliding_window: positions that layer 0 sees; None for all.
+        recurrent: whether layer 0 keeps the sum of a row's entries, in place of looking back at them.
     """
 
-    def __init__(self, vocab_size: int = VOCAB_SIZE, salt: int = 0):
+    def __init__(
+        self,
+        vocab_size: int = VOCAB_SIZE,
+        salt: int = 0,
+        sliding_window: int | None = None,
+        recurrent: bool = False,
+    ):
         self.vocab_size = vocab_size
         self.max_positions = MAX_POSITIONS
         self.recordable, self.mixes_rows, self.forward_packed, self.maskless_queries = True, False, None, 0
-        self.kv_shape = KVShape(NUM_LAYERS, 1, 2, torch.float64, torch.device("cpu"))
+        self.spans = (Span("window", sliding_window) if sliding_window else FULL, FULL)
+        spans = self.spans if sliding_window else ()
+        states = (STATE,) if recurrent else ()
+        self.kv_shape = KVShape(NUM_LAYERS, 1, 2, torch.float64, torch.device("cpu"), spans=spans, states=states)
         self._salt = mix_word(salt + 1)
         self._token_words = torch.arange(1, vocab_size + 1) * _signed(_GOLDEN)
 
@@ -95,22 +111,40 @@ class TableModel:
             row.append(token)
         return torch.tensor(row.entries, dtype=torch.float64).permute(1, 2, 0, 3)[:, :, None]
 
+    def fresh_states(self, tokens: list[int]) -> dict[StatePart, Tensor]:
+        """The state behind a row, computed from the plain prefix."""
+        row = _PlainRow(self)
+        for token in tokens:
+            row.append(token)
+        return {STATE: torch.tensor(row.sums[0], dtype=torch.float64)}
+
     def _attend(self, block: Block, last: int) -> tuple[Float[Tensor, "batch last"], Int[Tensor, "batch last"]]:
         """Write both layers; return the first tokens seen, and the state of the last queries."""
-        visible = block.mask[:, 0].double()
         marker = torch.where(block.position_ids == 0, block.tokens + 1, 0).double()
         state = torch.zeros_like(block.tokens)
         hidden = [marker, block.position_ids.double()]
-        for layer in range(NUM_LAYERS):
+        for layer, span in enumerate(self.spans):
+            visible = block.seen_by(span)[:, 0].double()
             entries = self.entries(layer, state, block.tokens, block.position_ids)
             keys, values = (torch.stack([e.double(), marker], dim=-1)[:, None] for e in entries)
             all_keys, all_values = block.append(layer, keys, values)
             seen_keys, seen_values = visible @ all_keys[:, 0], visible @ all_values[:, 0]
+            if layer == 0 and self.kv_shape.states:
+                seen_keys[..., 0], seen_values[..., 0] = self._sums(block, torch.stack(entries, dim=-1)).unbind(dim=-1)
             state = mix_tensor(seen_keys[..., 0].long()) + seen_values[..., 0].long()
             hidden = [seen_keys[..., 1], *hidden[1:], seen_keys[..., 0], seen_values[..., 0]]
         if block.note_hidden:
             block.note_hidden(torch.stack(hidden, dim=-1)[:, -last:])
         return hidden[0][:, -last:], state[:, -last:]
+
+    def _sums(self, block: Block, entries: Int[Tensor, "batch q 2"]) -> Float[Tensor, "batch q 2"]:
+        """The state behind each token: keys and values of layer 0 so far, summed up."""
+        behind, step = list[Tensor](), block.states.step
+        for at, entry in enumerate(entries.double().unbind(dim=1)):
+            before = block.states.read(STATE) if at % step == 0 else behind[-1]
+            behind.append(before + entry)
+            block.states.write(STATE, behind[-1])
+        return torch.stack(behind, dim=1)
 
     def entries(
         self, layer: int, state: Int[Tensor, "*rows"], tokens: Int[Tensor, "*rows"], position: Int[Tensor, "*rows"]
@@ -136,19 +170,24 @@ class _PlainRow:
     def __init__(self, model: TableModel):
         self.model = model
         self.entries: list[list[list[list[int]]]] = []  # [position][layer][key, value][channel]
-        self._sums = [[0, 0] for _ in range(NUM_LAYERS)]
+        self.sums = [[0, 0] for _ in range(NUM_LAYERS)]
         self._state = 0
 
     def append(self, token: int) -> None:
         position, self._state, entry = len(self.entries), 0, []
         marker = token + 1 if position == 0 else 0
-        for layer, sums in enumerate(self._sums):
+        for layer, sums in enumerate(self.sums):
             word = mix_word((self._state + token * NUM_LAYERS + layer + self.model._salt) & _WORD)
             word = mix_word((word + position * _GOLDEN) & _WORD)
             key, value = (w >> (64 - ENTRY_BITS) for w in (word, mix_word(word ^ _VALUE_SALT)))
             entry.append([[key, marker], [value, marker]])
             sums[0] += key
             sums[1] += value
+            size = self.model.spans[layer].size
+            if size and position >= size:
+                (gone_key, _), (gone_value, _) = self.entries[position - size][layer]
+                sums[0] -= gone_key
+                sums[1] -= gone_value
             self._state = (mix_word(sums[0]) + sums[1]) & _WORD
         self.entries.append(entry)
 
@@ -170,11 +209,12 @@ class ScriptedDraft(TableModel):
     Args:
         script: first token of a row → agreement by position of the proposed token; True beyond the end. Rows that
             begin with another token agree everywhere.
-        vocab_size, salt: those of the target.
+        vocab_size: that of the target.
+        settings: the target's others.
     """
 
-    def __init__(self, script: Script, vocab_size: int = VOCAB_SIZE, salt: int = 0):
-        super().__init__(vocab_size, salt)
+    def __init__(self, script: Script, vocab_size: int = VOCAB_SIZE, **settings: Any):
+        super().__init__(vocab_size, **settings)
         self._agrees = torch.ones(vocab_size, MAX_POSITIONS + 1, dtype=torch.bool)
         for first, pattern in script.items():
             self._agrees[first, : len(pattern)] = torch.tensor(list(pattern), dtype=torch.bool)
@@ -228,10 +268,10 @@ class Letters:
         return "".join(chr(ord("a") + token) for token in token_ids)
 
 
-def table_pair(script: Script | None = None, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> Pair:
-    """Pair the integer model with a scripted draft; without a script, every draft is accepted."""
-    target, draft = TableModel(vocab_size, salt), ScriptedDraft(script or {}, vocab_size, salt)
-    return Pair(target, draft, vocab_size=vocab_size, name="table", head=ScriptedHead(draft))
+def table_pair(script: Script | None = None, *, recurrent: bool = False, **settings: Any) -> Pair:
+    """Pair an integer model of these settings with a scripted draft; without a script, every draft is accepted."""
+    target, draft = TableModel(recurrent=recurrent, **settings), ScriptedDraft(script or {}, **settings)
+    return Pair(target, draft, vocab_size=target.vocab_size, name="table", head=ScriptedHead(draft))
 
 
 def unrelated_pair() -> Pair:

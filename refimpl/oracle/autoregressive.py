@@ -92,7 +92,8 @@ class WindowedRow:
         ids = torch.zeros(store.rows, window, dtype=torch.long, device=device)
         ids[0, : len(tokens)] = torch.tensor(tokens, device=device)
         position = torch.arange(start, start + window, device=device)
-        visible = torch.arange(store.columns, device=device) <= position[:, None]
+        columns = torch.arange(store.columns, device=device)
+        visible = columns <= position[:, None]
         fits = min(window, store.columns - start)
 
         def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +104,8 @@ class WindowedRow:
         slots = (rows * store.columns + everywhere.clamp(max=store.columns - 1)).flatten()
         in_pool = InPool(store, everywhere, slots, table=rows)
         position_ids, mask = everywhere.clamp(max=self._model.max_positions - 1), visible.expand(store.rows, 1, -1, -1)
-        return self._model.forward(Block(ids, position_ids, mask, append, in_pool=in_pool), num_logits)[0]
+        block = Block(ids, position_ids, mask, append, in_pool=in_pool, slots=columns[None])
+        return self._model.forward(block, num_logits)[0]
 
 
 def _choose(logits: Tensor, sampling: SamplingConfig, sequence: Sequence, position: int) -> int:

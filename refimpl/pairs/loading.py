@@ -87,6 +87,15 @@ def load_pair(
     return make_pair(*models, head=named.head, name=named.title, layers=layers, **ids)
 
 
+def _driven(given: list[tuple[str, PreTrainedModel]], name: str, layers: LayersName) -> list[HuggingFaceLM]:
+    """The models of a pair by their roles, as the engine drives them; raises InputError for a recurrent draft."""
+    models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}", layers) for role, model in given]
+    for lm in models[1:]:
+        stateful = f"{lm.name} keeps a recurrent state, which only a target may: choose another draft, or drafter ngram"
+        require(not lm.kv_shape.states, stateful)
+    return models
+
+
 def make_pair(
     target: PreTrainedModel,
     draft: PreTrainedModel | None = None,
@@ -103,8 +112,8 @@ def make_pair(
     Both are changed for good: see `HuggingFaceLM`.
 
     Args:
-        target, draft: causal models with one vocabulary; padding rows may differ. Their attention is full, or a sliding
-            window, which then bounds the context. Without a draft only drafters that need none can propose.
+        target, draft: causal models with one vocabulary; padding rows may differ. A draft keeps no recurrent state.
+            Without a draft only drafters that need none can propose.
         head: file of a draft head that was trained for the target.
         tokenizer: turns text into ids and back; None for prompts of ids alone.
         stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
@@ -121,7 +130,7 @@ def make_pair(
     """
     given = [("target", target), *([("draft", draft)] if draft is not None else [])]
     _check_objects(given, tokenizer, head, layers)
-    models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}", layers) for role, model in given]
+    models = _driven(given, name, layers)
     size = shared_vocab_size(models[0].vocab_size, models[-1].vocab_size, tokenizer, vocab_size)
     check_stops(stop_token_ids, (), size)
     checkpoint = Checkpoint(target)

@@ -50,6 +50,22 @@ TINY_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
     ),
 }
+_WINDOWED = _SMALL | {"head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_WINDOWED |= {"num_hidden_layers": 4}
+ODD_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {  # layers that differ, and attention that SDPA has not
+    "gemma2": ("Gemma2Config", _WINDOWED | {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 8}),
+    "gpt_oss": ("GptOssConfig", _WINDOWED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma4": (
+        "Gemma4TextConfig",
+        _WINDOWED
+        | {
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 61,
+            "hidden_size_per_layer_input": 8,
+        },
+    ),
+}
 HEAD_WIDTH = 8
 LEARNED_POSITIONS = ("gpt2", "opt")  # the others' rotary embeddings see differences of positions alone
 
@@ -66,18 +82,20 @@ def random_pair(
     """Build a tiny random pair of an architecture, for tests: hundreds of parameters, made in milliseconds.
 
     Args:
-        kind: one of `TINY_ARCHITECTURES`.
+        kind: one of `TINY_ARCHITECTURES` or `ODD_ARCHITECTURES`.
         seed: of the weights; the draft is a perturbed copy of the target, so that some drafts are accepted.
         dtype: float64 makes ties between shapes practically impossible.
         device: the weights are the same on any.
         vocab_size: token ids.
         draft_noise: 0 copies the target; large is adversarial.
     """
-    if kind not in TINY_ARCHITECTURES:
-        raise InputError(f"unknown architecture {kind!r}: choose {', '.join(TINY_ARCHITECTURES)}")
-    class_name, arguments = TINY_ARCHITECTURES[kind]
+    known = TINY_ARCHITECTURES | ODD_ARCHITECTURES
+    if kind not in known:
+        raise InputError(f"unknown architecture {kind!r}: choose {', '.join(known)}")
+    class_name, arguments = known[kind]
     config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
-    models = random_models(config, seed=seed, dtype=dtype, draft_noise=draft_noise)
+    own = {"attn_implementation": None, "experts_implementation": "eager"} if kind in ODD_ARCHITECTURES else {}
+    models = random_models(config, seed=seed, dtype=dtype, draft_noise=draft_noise, **own)
     pair = make_pair(*(model.to(device) for model in models), stop_token_ids=(), name=f"random {kind}")
     return replace(pair, head=random_head(models[0].get_output_embeddings(), seed))
 

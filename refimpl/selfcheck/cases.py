@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig, make_config
@@ -15,6 +16,7 @@ from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import MAX_POSITIONS, VOCAB_SIZE, Letters, greedy_continuation, table_pair
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.requests import prepare
 from refimpl.results import Result
 from refimpl.scheduling import blocks_for
@@ -67,6 +69,9 @@ class Case:
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
         joint_prefill: where the other settings allow it.
+        recurrent: whether the table pair keeps states.
+        architecture: of a random pair in place of the table pair, whose drafts follow no script.
+        sliding_window: of the table pair's layer 0; None: it sees all of a row.
         spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
     """
 
@@ -94,6 +99,9 @@ class Case:
     spare_tokens: int | None = None
     execution: ExecutionName = "serial"
     joint_prefill: bool = False
+    sliding_window: int | None = None
+    recurrent: bool = False
+    architecture: str = ""
 
     @property
     def drafting(self) -> DraftingConfig:
@@ -102,8 +110,12 @@ class Case:
 
     @property
     def pair(self) -> Pair:
-        """The table model with this case's script, its tokens spelt as letters."""
-        return replace(table_pair(self.script), tokenizer=Letters())
+        """The table model with this case's script, its tokens spelt as letters; or another pair, built once."""
+        if self.architecture:
+            return _random_pair(self.architecture)
+        return replace(
+            table_pair(self.script, sliding_window=self.sliding_window, recurrent=self.recurrent), tokenizer=Letters()
+        )
 
     @property
     def script(self) -> dict[int, tuple[bool, ...]]:
@@ -179,6 +191,11 @@ class Run:
     def stats(self) -> Any:
         """Statistics of a whole run."""
         return self.result.stats if self.result else None
+
+
+@lru_cache(maxsize=8)
+def _random_pair(architecture: str) -> Pair:
+    return random_pair(architecture)
 
 
 def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **overrides: Any) -> Run:

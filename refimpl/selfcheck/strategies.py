@@ -93,9 +93,32 @@ OWN_SETTINGS: dict[
 }
 
 
+SAMPLING = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([1.0, 0.3, 2.0]),
+        "top_k": st.sampled_from([0, 1, 4]),
+        "seed": st.integers(0, 9),
+    }
+)
+
+
+def table_layers(drafting: DraftingConfig, *, recurrent: bool) -> st.SearchStrategy[dict[str, Any]]:
+    """What layer 0 of the table pair is: full attention, a window, or a recurrent state."""
+    if drafting.drafter == "head":  # it sums up all that the target has cached
+        return st.just({})
+    states = [{"recurrent": True}] * 3 if recurrent else []
+    return st.sampled_from([{}, {"sliding_window": 1}, {"sliding_window": 3}, *states])
+
+
 @st.composite
 def cases(
-    draw: Any, *, cancellations: bool = False, sampled: bool = False, own: bool = False, max_prompts: int = 6
+    draw: Any,
+    *,
+    cancellations: bool = False,
+    sampled: bool = False,
+    own: bool = False,
+    recurrent: bool = False,
+    max_prompts: int = 6,
 ) -> Case:
     """Cases on the table pair.
 
@@ -104,6 +127,7 @@ def cases(
         cancellations: also cancel rows between rounds.
         sampled: temperature above 0 under the coupled rule, where equality still holds token for token.
         own: rows may have settings of their own.
+        recurrent: also on models that keep a state of each row.
         max_prompts: rows at most.
     """
     members = [draw(rows(prompt)) for prompt in draw(ragged_prompts(max_prompts=max_prompts))]
@@ -111,17 +135,12 @@ def cases(
         settings = st.fixed_dictionaries({}, optional=OWN_SETTINGS)
         members = [replace(row, own=tuple(draw(settings).items())) for row in members]
     batch_size = draw(st.integers(1, 4))
-    extra: dict[str, Any] = {}
-    if sampled:
-        extra = {
-            "acceptance": "coupled",
-            "temperature": draw(st.sampled_from([1.0, 0.3, 2.0])),
-            "top_k": draw(st.sampled_from([0, 1, 4])),
-            "seed": draw(st.integers(0, 9)),
-        }
+    extra: dict[str, Any] = {"acceptance": "coupled", **draw(SAMPLING)} if sampled else {}
     if cancellations:
         when = st.tuples(st.integers(0, 6), st.integers(0, len(members) - 1))
         extra["cancellations"] = tuple(sorted(draw(st.lists(when, min_size=1, max_size=3))))
+    drafting = draw(st.sampled_from(DRAFTINGS))
+    extra |= draw(table_layers(drafting, recurrent=recurrent))
     return Case(
         tuple(members),
         draw(st.sampled_from(["inplace", *(name for name in LAYOUTS if name != "inplace")])),
@@ -135,7 +154,7 @@ def cases(
         spare_tokens=draw(st.none() | st.integers(0, 12)),
         prefix_sharing=draw(st.sampled_from([True, False])),
         joint_prefill=draw(st.sampled_from([False, True])),
-        **asdict(draw(st.sampled_from(DRAFTINGS))),
+        **asdict(drafting),
         **extra,
     )
 

@@ -15,6 +15,14 @@ def test_a_query_sees_positions_up_to_its_own(slot, seen):
     assert bool(kernels.visible_by_position(slot, 3)) is seen
 
 
+def test_a_window_and_a_chunk_are_the_positions_they_name():
+    """A window of 3 at position 7 is 5, 6 and 7; chunks of 3 are 0 to 2, 3 to 5, 6 to 8."""
+    assert [slot for slot in range(9) if kernels.in_window(slot, 7, 3) and slot <= 7] == [5, 6, 7]
+    assert [[slot for slot in range(9) if kernels.in_chunk(slot, query, 3)] for query in (2, 3, 8)] == [
+        [0, 1, 2], [3, 4, 5], [6, 7, 8],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("u", "p", "q", "accepted"), [(0.0, 0.0, 0.5, False), (0.5, 0.25, 0.5, False), (0.0, 0.1, 1.0, True)]
 )

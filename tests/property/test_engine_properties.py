@@ -23,7 +23,7 @@ SLOW = {"schedule_does_not_matter": 6}  # runs a case in all combinations of lay
 
 @pytest.mark.parametrize("name", [name for name in properties.PROPERTIES if name not in SLOW])
 def test_property_holds(name: str) -> None:
-    @given(case=cases())
+    @given(case=cases(recurrent=True))
     def holds(case: Case) -> None:
         failure = failure_of(properties.PROPERTIES[name], case)
         assert failure is None, failure
@@ -32,7 +32,7 @@ def test_property_holds(name: str) -> None:
 
 
 @settings(max_examples=max(6, settings().max_examples // 4))
-@given(case=cases(max_prompts=4))
+@given(case=cases(recurrent=True, max_prompts=4))
 def test_schedule_does_not_matter(case: Case) -> None:
     failure = failure_of(properties.schedule_does_not_matter, case)
     assert failure is None, failure
@@ -77,7 +77,7 @@ def test_passes_of_one_shape_have_one_shape(scheduler: str) -> None:
     assert next(iter(shapes))[:2] == (2, 4)
 
 
-@given(case=cases(cancellations=True))
+@given(case=cases(recurrent=True, cancellations=True))
 def test_cancellation_changes_no_other_row(case: Case) -> None:
     failure = failure_of(properties.output_equals_oracle, case, checks="oracle")
     assert failure is None, failure

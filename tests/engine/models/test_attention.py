@@ -152,7 +152,7 @@ def test_models_that_do_not_obey_are_refused(odd, reason):
         HuggingFaceLM(odd(llama().config), "odd")
 
 
-@pytest.mark.parametrize("asked", ["softcap", "s_aux", "sinks", "position_bias", "block_indices", "anything"])
+@pytest.mark.parametrize("asked", ["sinks", "position_bias", "block_indices", "anything"])
 def test_more_than_a_masked_softmax_is_refused(asked):
     query, key, value = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)
     mask = torch.zeros(1, 1, 4, 3)
@@ -165,7 +165,8 @@ def test_more_than_a_masked_softmax_is_refused(asked):
 @pytest.mark.parametrize("use", [lambda n: n + 1, lambda n: 1 - n, lambda n: n > 0, lambda n: n == 0, bool, int, range])
 def test_a_cache_of_a_block_has_no_length(use):
     ids = torch.zeros(1, 1, dtype=torch.long)
-    cache = BlockCache(2, Block(ids, ids, torch.ones(1, 1, 1, 1, dtype=torch.bool), lambda *_: None))
+    layers = HuggingFaceLM(llama()).cached
+    cache = BlockCache(layers, Block(ids, ids, torch.ones(1, 1, 1, 1, dtype=torch.bool), lambda *_: None))
     with pytest.raises(UnsupportedModelError, match=ASKS):
         use(cache.get_seq_length())
     with pytest.raises(UnsupportedModelError, match=ASKS):

@@ -9,6 +9,7 @@ from refimpl.core.config import make_config
 from refimpl.decoding import prefill
 from refimpl.decoding.engine import Engine
 from refimpl.layouts.packed import PackedBlock, Rectangle
+from refimpl.layouts.spans import FULL
 from refimpl.layouts.store import KVStore
 from refimpl.models import attention, probe
 from refimpl.models.adapter import HuggingFaceLM
@@ -71,7 +72,7 @@ def test_no_pad_is_fed(llama, monkeypatch):
 def leaks(block, query, scaling):
     """The rows of a packed block see each other."""
     keys, values = (torch.cat(parts, dim=2) for parts in zip(*block.seen, strict=True))
-    return attention._causal(query, keys, values, scaling).transpose(1, 2).contiguous()
+    return attention._causal(query, keys, values, scaling, FULL).transpose(1, 2).contiguous()
 
 
 def test_a_model_that_mixes_packed_rows_is_fed_rectangles(llama, monkeypatch):

@@ -1,0 +1,90 @@
+"""Recurrent states of rows, beside their K/V: what some layers keep in place of an entry for each token.
+
+A pass hands the model the states that its rows begin with, and keeps those behind every token. Once it is known how
+many tokens a row keeps, the state behind the last of them is the row's. So nothing is rolled back or computed again,
+and neither rejected drafts nor pads reach a state.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from refimpl.layouts.store import KVShape, StatePart
+
+
+class StateTag(NamedTuple):
+    """Whose state a slot holds, and behind how many of its tokens."""
+
+    sequence: int
+    tokens: int
+
+
+class StateStore:
+    """One state for each row of a pool.
+
+    Attributes:
+        parts: ``[rows, *size]`` of each part.
+        tags: ``[rows, 2]``, see `StateTag`; moved by the same indices as the parts.
+    """
+
+    def __init__(self, shape: KVShape, rows: int):
+        self.parts = {
+            part: torch.zeros(rows, *part.size, dtype=part.dtype, device=shape.device) for part in shape.states
+        }
+        self.tags = torch.full((rows, 2), -1, device=shape.device)
+
+    def clear(self, slot: int, sequence: int) -> None:
+        """Begin a sequence, which has no tokens yet."""
+        for values in self.parts.values():
+            values[slot] = 0
+        self.tags[slot] = torch.tensor([sequence, 0], device=self.tags.device)
+
+    def tag(self, slot: int) -> StateTag:
+        """What a slot holds."""
+        return StateTag(*self.tags[slot].tolist())
+
+
+class PassStates:
+    """States of the rows that a pass feeds: before it, and behind each of its steps.
+
+    Args:
+        store: of all rows.
+        slots: of the rows.
+        step: tokens that a layer takes in at a time: 1, or all of the pass.
+    """
+
+    def __init__(self, store: StateStore, slots: Seq[int], step: int = 1):
+        self.step = step
+        self._store, self._slots = store, torch.tensor(slots, device=store.tags.device)
+        self._behind = {part: [values[self._slots]] for part, values in store.parts.items()}
+
+    def read(self, part: StatePart) -> Tensor:
+        """Begin a step of a layer: a copy of the latest state, which the layer may change in place."""
+        self._behind[part].append(self._behind[part][-1].clone())
+        return self._behind[part][-1]
+
+    def latest(self, part: StatePart) -> Tensor:
+        """The state as it is in the step that was begun last."""
+        return self._behind[part][-1]
+
+    def write(self, part: StatePart, state: Tensor) -> None:
+        """The state behind the step that was begun last."""
+        self._behind[part][-1] = state.to(part.dtype)
+
+    def commit(self, counts: Seq[int]) -> None:
+        """Keep, of each row, the state behind its first `counts[i]` tokens of the pass."""
+        if not self._behind:
+            return
+        steps = torch.tensor(counts, device=self._slots.device) // self.step
+        for part, behind in self._behind.items():
+            self._store.parts[part][self._slots] = _chosen(behind, steps)
+        tags, more = self._store.tags[self._slots], torch.tensor([0, self.step], device=self._slots.device)
+        num_steps = len(next(iter(self._behind.values()), ()))
+        self._store.tags[self._slots] = _chosen([tags + more * n for n in range(num_steps)], steps)
+
+
+def _chosen(behind: list[Tensor], steps: Tensor) -> Tensor:
+    """Of each row, the state behind so many steps."""
+    return torch.stack(behind)[steps, torch.arange(len(steps), device=steps.device)]

@@ -1,0 +1,102 @@
+"""Models with windows, sinks, shared K/V and recurrent states, under drafts that are right, wrong, ragged and missing.
+
+Rows outgrow every window. The reference is transformers' own generation, one row at a time, with its own cache.
+"""
+
+import importlib
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from refimpl import generate
+from refimpl.decoding import drafters
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+families = importlib.import_module("model_families")
+
+NUM_NEW = 12
+EVERY_DAY = (
+    "gemma2",
+    "gpt_oss",
+    "gemma4_text, layers that share K/V",
+    "qwen3_next",
+    "falcon_h1",
+    "lfm2, with convolutions",
+)
+PROMPTS = [[5], [7, 0, 2, 9], [1 + i % 60 for i in range(27)], [3, 1, 4, 1, 5, 9, 2, 6, 5], [8, 8], [2] * 19]
+SCRIPTS = {  # of a round that begins with so many generated tokens, in row i: right drafts, then wrong ones
+    "right": lambda at, row: (4, 0),
+    "wrong": lambda at, row: (0, 3),
+    "ragged": lambda at, row: ((at + row) % 5, (2 * at + row) % 3),
+    "missing": lambda at, row: ((0, 0), (2, 1), (0, 2))[(at + row) % 3],
+}
+METHODS = ["inplace", "paged", "exspec", "masked", "rollback", "paged+continuous"]
+
+
+@lru_cache(maxsize=4)
+def driven(name):
+    """A family's pair, and what transformers generates."""
+    family = families.BY_NAME[name]
+    model, _ = family.models(attn_implementation="eager")
+    settings = {"max_new_tokens": NUM_NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    rows = [torch.tensor([prompt]) for prompt in PROMPTS]
+    texts = [model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist() for ids in rows]
+    return families.judge(family).pair, texts
+
+
+class Scripted:
+    """An index that knows how each row goes on, and follows a script."""
+
+    def __init__(self, script, texts, vocab_size):
+        self.script, self.texts, self.vocab_size = script, texts, vocab_size
+
+    def read(self, token_ids):
+        self.row = next(i for i, text in enumerate(self.texts) if text[: len(token_ids)] == token_ids)
+        self.at = len(token_ids)
+
+    def propose(self, limit):
+        right, wrong = self.script(self.at - len(PROMPTS[self.row]), self.row)
+        ahead = self.texts[self.row][self.at : self.at + right + wrong]
+        return [token if i < right else (token + 1) % self.vocab_size for i, token in enumerate(ahead)][:limit]
+
+
+def check(name, method, script, monkeypatch, **settings):
+    pair, texts = driven(name)
+    index = lambda: Scripted(SCRIPTS[script], texts, pair.vocab_size)  # noqa: E731
+    monkeypatch.setitem(drafters.DRAFTER_MAKERS, "ngram", lambda make: drafters.LookupDrafter(index))
+    found = generate(
+        pair, PROMPTS, method=method, drafter="ngram", num_speculative_tokens=5, max_new_tokens=NUM_NEW,
+        stop_token_ids=[], **{"batch_size": 3, "checks": "device"} | settings,
+    )  # fmt: skip
+    assert [s.token_ids for s in found.sequences] == [t[len(p) :] for t, p in zip(texts, PROMPTS, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("name", EVERY_DAY)
+def test_exact_under_ragged_drafts(name, monkeypatch):
+    for method in ("inplace", "paged+continuous"):
+        found = check(name, method, "ragged", monkeypatch)
+        assert {row.accepted for record in found.rounds for row in record.rows} >= {0, 1, 2, 3}
+
+
+ODD = [
+    f.name
+    for f in families.FAMILIES
+    if any(word in str(f.settings) for word in ("sliding", "sinks", "num_kv_shared", "linear", "conv"))
+    or f.kind
+    in ("gemma2", "vaultgemma", "jamba", "falcon_h1", "qwen3_next", "qwen3_5_text", "nemotron_h", "llama4_text")
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ODD)
+def test_exact_in_every_layout_under_every_script(name, method, monkeypatch):
+    pair, _ = driven(name)
+    if pair is None:
+        pytest.skip("refused, as docs/models.md says")
+    for script in SCRIPTS:
+        check(name, method, script, monkeypatch)
