@@ -9,12 +9,14 @@ from jaxtyping import install_import_hook
 
 CHECKED = bool(os.environ.get("CHECK_SHAPES"))
 MODULES = [
+    "refimpl.conformance.model_reference",
     "refimpl.decoding.acceptance",
     "refimpl.decoding.cached",
     "refimpl.decoding.drafters",
     "refimpl.decoding.invariants",
     "refimpl.decoding.passes",
     "refimpl.decoding.prefill",
+    "refimpl.decoding.processors",
     "refimpl.decoding.recorded",
     "refimpl.decoding.rounds",
     "refimpl.decoding.sampling",

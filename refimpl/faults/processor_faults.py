@@ -1,7 +1,7 @@
 """Processors of logits that read another text than that of their row and position, or another row's settings."""
 
+from copy import copy
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,8 +39,9 @@ def processor_history_one_short(original: Any) -> Any:
     """
 
     def read(self: TokenTable, row: Sequence) -> Any:
-        text = row.token_ids[:-1] or row.token_ids
-        return original(self, SimpleNamespace(token_ids=text, prompt_len=row.prompt_len))
+        short = copy(row)
+        short.token_ids = row.token_ids[:-1] or row.token_ids
+        return original(self, short)
 
     return read
 
