@@ -19,7 +19,7 @@ INDEX_KERNELS = [
 @pytest.mark.parametrize("kernel", INDEX_KERNELS, ids=lambda f: f.__name__)
 def test_same_on_integers_numpy_and_torch(kernel):
     names = inspect.signature(kernel).parameters
-    points = list(itertools.product(*(range(1 if name == "block_size" else -1, 4) for name in names)))
+    points = list(itertools.product(*(range(1 if name in {"block_size", "size"} else -1, 4) for name in names)))
     columns = list(zip(*points, strict=True))
     expected = [int(kernel(*point)) for point in points]
     assert [int(v) for v in kernel(*(np.array(c) for c in columns))] == expected

@@ -64,7 +64,8 @@ def test_sharing_saves_prefill_and_no_token_where_there_is_something_to_share():
     assert alone["cache_hit_rate"] == 0
     assert shared["tokens_per_round"] == alone["tokens_per_round"]
     assert shared["prefill_share"] < alone["prefill_share"]
-    assert alone == run({})[1] == run({"engine.prefix_sharing": False})[1]
+    for equal in (run({})[1], run({"engine.prefix_sharing": False})[1]):
+        assert alone == pytest.approx(equal, rel=0, abs=0, nan_ok=True)  # prices are not known
 
 
 def test_a_pool_that_is_too_small_forgets_what_could_be_found():

@@ -137,7 +137,8 @@ def test_pairing_narrows_the_interval():
 
 
 def test_a_scenario_does_not_differ_from_itself_and_seeds_must_agree():
-    table = compare(scenario(), scenario(name="again"), 3).table
+    priced = {"service.cost_per_hour": 2.0, "service.watts": 700}
+    table = compare(scenario(priced), scenario(priced | {"name": "again"}), 3).table
     assert set(table.drop(index=[name for name in table.index if name.endswith("_bytes")])["verdict"]) == {"equal"}
     assert (table.loc[["kv_peak_bytes", "kv_allocated_bytes"], "verdict"] == "not known").all()
     with pytest.raises(InputError, match="seed differs: 0 and 1"):
