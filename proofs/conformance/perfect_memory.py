@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from refimpl.layouts.packed import PackedBlock, Rectangle
+from refimpl.layouts.spans import FULL
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models.adapter import Pair
 
@@ -131,7 +132,7 @@ def _query(rows: Rectangle | None, at: int, count: int, width: int) -> tuple[int
     if rows is None:
         return 0, torch.arange(width) < width - count + 1 + at
     row, column = divmod(int(rows.places[at]), rows.index.shape[1])
-    return row, rows.mask[row, 0, column]
+    return row, rows.seen_by(FULL)[row, 0, column]
 
 
 def pair_of(target: Table, draft: Table, vocab_size: int, kind: type[PerfectMemory] = PerfectMemory) -> Pair:

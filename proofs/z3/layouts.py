@@ -22,8 +22,20 @@ def obligations(kernels: ModuleType) -> list[Obligation]:
         *(*left_padded.places(), *left_padded.visibility(), *left_padded.realignment()),
         *(*masked.block(), *masked.tokens(), *masked.compaction()),
         *(*inplace.visibility(), *inplace.tokens()),
+        *window(kernels),
         *draft_cache(kernels),
     ]
+
+
+def window(kernels: ModuleType) -> Iterator[Obligation]:
+    """What a layer with a window sees of the positions up to its query's."""
+    size = z3.Int("size")
+    yield claim(
+        "window",
+        "a query sees as many positions as the window holds, its own the last (INV-3)",
+        [COLUMN >= 0, COLUMN <= QUERY, size >= 1],
+        kernels.in_window(COLUMN, QUERY, size) == (size >= QUERY - COLUMN + 1),
+    )
 
 
 class LeftPadded:

@@ -8,6 +8,7 @@ import torch
 from refimpl.core import kernels
 from refimpl.core.config import LAYOUTS
 from refimpl.faults.base import fault
+from refimpl.layouts.spans import Span
 from refimpl.models import attention
 from refimpl.models.cached_layers import LayerEntries
 
@@ -37,13 +38,13 @@ def window_evicts_one_too_many(original: Any) -> Any:
     return lambda slot, query, size: original(slot, query, size - 1)
 
 
-@fault(kernels, "in_window", "output", "INV-3", **WINDOWED, sources=("ml-explore/mlx-lm#1914",))
+@fault(Span, "reaches", "output", "INV-3", **WINDOWED, sources=("ml-explore/mlx-lm#1914",))
 def window_does_not_evict(original: Any) -> Any:
     """In passes of several tokens a sliding window keeps what it holds.
 
     Rows that outgrow the window drift as soon as speculation is on.
     """
-    return lambda slot, query, size: original(slot, query, size) | torch.tensor(query.shape[-2] > 1)
+    return lambda self, slot, query: original(self, slot, query) | (query.shape[-2] > 1)
 
 
 @fault(attention, "own_attention", "output", "INV-4", **of("gpt_oss"))
