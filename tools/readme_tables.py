@@ -136,6 +136,8 @@ EXACT = {
     "verify-t07-float64": "the same in float64, the two runs that differed",
     "bitwise-t07": "the same in float32, shape-stable",
     "bitwise-paged": "shape-stable, with shared blocks",
+    "bitwise-lean": "temperature 0.7, shape-stable, lean layers, bundled prompts",
+    "bitwise-lean-bf16": "the same in bfloat16",
     "verify-gpu-smoke": "greedy, every method, float32",
     "verify-gpu-smoke-recorded": "recorded rounds",
     "verify-gpu-smoke-overlapped": "overlapped rounds",

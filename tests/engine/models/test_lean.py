@@ -96,12 +96,14 @@ def test_every_family_is_exact_in_every_layout(name, i):
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "suffix", "hybrid", "head"])
-def test_every_drafter_reads_lean_layers(drafter):
-    pair = pair_of("Qwen3ForCausalLM")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_drafter_reads_lean_layers(name, drafter):
+    pair = pair_of(name)
     pair = replace(pair, head=random_head(pair.target.model.lm_head, 0))
+    checks = "oracle" if name == "Qwen3ForCausalLM" else "device"  # norms in float32 move the seventh digit of K/V
     expected = tokens(pair, method="autoregressive")
-    assert tokens(pair, method="inplace", drafter=drafter) == expected
-    assert tokens(pair, method="paged+continuous", drafter=drafter) == expected
+    assert tokens(pair, method="inplace", drafter=drafter, checks=checks) == expected
+    assert tokens(pair, method="paged+continuous", drafter=drafter, checks=checks) == expected
 
 
 @pytest.mark.parametrize("layers", ["lean", "packed"])
