@@ -239,7 +239,10 @@ def _bet_on_the_law(subject: Subject, case: EngineCase, where: str, bets: Bets) 
         subject.calls.clear()
         settings = replace(case.settings, seed=case.settings.seed + call)
         found = subject.run(case.prompts[start : start + LAW_BATCH], settings)
-        for tokens in found:
+        for row, tokens in enumerate(found):
+            if len(tokens) != settings.max_new_tokens:
+                has = f"{counted(len(tokens), 'token')}, not {settings.max_new_tokens}"
+                raise CaseFailure(f"row {row} of the continuations of {where} has {has}", row)
             bets.see(prompt, tokens)
         if bets.log_wealth > -math.log(LAW_FALSE_ALARM_RATE):
             told = f"{start + len(found)} of {most} continuations of {where} are not distributed as the reference's"

@@ -10,7 +10,7 @@ from refimpl.core.reading import parse_mapping, read_mapping
 
 
 def read_failures(path: Path) -> dict[str, EngineCase | None]:
-    """Properties that failed, with their smallest cases; None for a property whose batches are fixed.
+    """Properties that failed, with their smallest cases; None for raggedness, which has none.
 
     Raises:
         InputError: the file is no report of the kit, or nothing failed in it.

@@ -75,7 +75,7 @@ def cancelled_rows_leave_no_trace(subject: Subject, case: EngineCase) -> None:
 
 
 def settings_are_of_the_row(subject: Subject, case: EngineCase) -> None:
-    """Rows of one batch have budgets, stop tokens, temperatures and seeds of their own."""
+    """Rows of one batch have budgets, stop tokens and temperatures of their own; of hot rows only lengths are known."""
     needs(subject, "row_settings")
     free, rows = subject.reference(case.prompts, case.settings), list[RowSettings]()
     hot = 1.0 if {"sampling", "keyed_sampling"} & set(subject.engine.supports) else 0.0
@@ -130,6 +130,8 @@ def acceptance_follows_the_drafts(subject: Subject, case: EngineCase) -> None:
     for name in SCRIPTS:
         scripts, drafts = _scripted(subject, case, name)
         counters = subject.answer(case.prompts, replace(case.settings, drafts=drafts, report=("counters",))).counters
+        if counters.drafted is None or counters.accepted is None:
+            raise NotSupported("counters of drafted and accepted drafts")
         ways = [
             tuple(map(sum, zip(*(_followed(script, budget, *way) for script in scripts), strict=True)))
             for way in product(FROM_THE_FIRST, ALWAYS_A_BONUS)

@@ -85,15 +85,16 @@ def opened(tested: SubjectOptions) -> Iterator[tuple[Any, Any]]:
     Raises:
         InputError: none or several are named, there is no such engine, or their vocabularies differ.
     """
-    given = [name for name in (tested.engine, tested.command, tested.server) if name is not None]
+    given = [name for name in (tested.engine, tested.command, tested.server) if name]
     require(
-        len(given) == 1 and given[0] != "",
+        len(given) == 1,
         "give either --engine module:factory, --command 'a program' or --server http://host:port/v1",
     )
     one_reference = tested.reference is None or tested.reference_command is None
     require(one_reference, "give the reference by --reference or as a command, not both")
     with ExitStack() as stack:
-        subject = _open(stack, tested, tested.engine or tested.server, tested.command)
+        at = tested.server
+        subject = _server(stack, tested, at) if at else _open(stack, tested, tested.engine, tested.command)
         plain = _open(stack, tested, tested.reference, tested.reference_command)
         if plain and plain.vocab_size != subject.vocab_size:
             name = tested.reference or tested.reference_command
@@ -108,11 +109,15 @@ def _open(stack: ExitStack, tested: SubjectOptions, name: str | None, command: s
     if name is None:
         return None
     if name.startswith(("http://", "https://")):
-        from refimpl.conformance.server_engine import ServerEngine  # needs httpx2
-
-        return stack.enter_context(closing(ServerEngine(name, tested.model, tested.tokenizer, tested.timeout_s)))
+        return _server(stack, tested, name)
     if name and Path(name).is_dir():
         from refimpl.conformance.model_reference import ModelReference  # loads torch
 
         return ModelReference(name)
     return load_engine(name, tested.timeout_s)
+
+
+def _server(stack: ExitStack, tested: SubjectOptions, url: str) -> Any:
+    from refimpl.conformance.server_engine import ServerEngine  # needs httpx2
+
+    return stack.enter_context(closing(ServerEngine(url, tested.model, tested.tokenizer, tested.timeout_s)))

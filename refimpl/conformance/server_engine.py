@@ -230,7 +230,7 @@ class ServerEngine(Remote):
         self._stops = stopped is not None and stopped.tokens != plain.tokens
         told = await self._probe(report=("logprobs",))
         found |= {"logprobs"} if told and len(told.logprobs) == len(told.tokens) else set()
-        if await self._probe(stream=True) and plain.tokens and self._gives_ids:
+        if await self._probe(stream=True) and plain.tokens:
             found |= {"streaming", "cancelling"}
         return found | await self._samples()
 
@@ -238,21 +238,21 @@ class ServerEngine(Remote):
         """An answer, asked for with those of the extra fields that the server knows."""
         if (row := await self._probe()) is None:
             everything, self._extras = self._extras, {}
-            known = {name for name in everything if await self._probe_field({name: everything[name]})}
-            self._extras = {name: everything[name] for name in known}
-            row = await self._row([1], RowSettings(PROBE_TOKENS), EngineSettings())
-        self._gives_ids = "return_token_ids" in self._extras
+            for name, value in everything.items():  # ids first: without them others could not be told
+                known, self._extras = self._extras, self._extras | {name: value}
+                self._extras = known if await self._probe() is None else self._extras
+            row = await self._short()
         return row
 
-    async def _probe_field(self, extra: dict[str, Any]) -> bool:
-        self._extras = extra
-        return await self._probe() is not None
+    async def _short(self, **settings: Any) -> _Row:
+        """The answer to a short request."""
+        asked = EngineSettings(PROBE_TOKENS, 1, **settings)
+        return await self._row([4 % self.vocab_size, 1], asked.of_row(0), asked)
 
     async def _probe(self, **settings: Any) -> _Row | None:
-        """The answer to a short request, None if it is refused."""
-        asked = EngineSettings(PROBE_TOKENS, 1, **settings)
+        """The same, None if it is refused."""
         try:
-            return await self._row([4 % self.vocab_size, 1], asked.of_row(0), asked)
+            return await self._short(**settings)
         except NotSupported:
             return None
 
@@ -277,7 +277,7 @@ class ServerEngine(Remote):
 
     async def _counted(self, before: dict[str, int], rows: list[_Row]) -> dict[str, int]:
         """What a call added to the counters, once they stand still; and the usage that its answers state."""
-        last, counts = before, await self._counts()
+        last, counts = dict[str, int](), await self._counts()  # what has not moved yet has not settled
         while counts != last:
             await asyncio.sleep(SETTLED_S)
             last, counts = counts, await self._counts()

@@ -29,7 +29,7 @@ class Verdict:
         status: a failure comes with the smallest case that was found; one answered case is enough for a pass.
         reason: one line; on a pass how much the property could see, where that can be told.
         calls: what the engine was asked in the smallest failing case, in order; the last one where it failed to answer.
-        case: that one, to be replayed; None where there is none or the property has fixed batches.
+        case: that one, to be replayed; None for raggedness, which has none.
         row, token: where the outputs part first.
         found, expected: tokens of all rows that were compared in it.
         no_answer: the failure is an error, or something that is no answer; otherwise the tokens are wrong.

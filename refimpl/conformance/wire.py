@@ -1,7 +1,7 @@
 """Requests and answers of engines in other processes as JSON objects, each a line; `docs/conformance.md` lists them."""
 
 import json
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from refimpl.conformance.protocol import (
@@ -18,14 +18,12 @@ from refimpl.conformance.protocol import (
 from refimpl.core.errors import shown
 
 DESCRIBE = {"op": "describe", "id": 0}
-OPTIONAL = {item.name: item.default for item in fields(EngineSettings)[6:] if item.default is not MISSING}
+OPTIONAL = {item.name: item.default for item in fields(EngineSettings)[6:]}  # those of abilities
 
 
 def request_of(call: Call, number: int) -> dict[str, Any]:
     """The request for a call; what needs an ability is in it only where it is used."""
     settings = asdict(call.settings)
-    if settings["submit_at"]:
-        settings["cancel_at"] = settings["cancel_at"] or [None] * len(call.prompts)
     asked = {name: value for name, value in settings.items() if name not in OPTIONAL or value != OPTIONAL[name]}
     return {"op": "generate", "id": number, "prompts": call.prompts, **asked}
 

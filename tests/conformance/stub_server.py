@@ -1,14 +1,10 @@
-"""An OpenAI-compatible server for tests: speculative sampling on tables of integers, honest or with one of `LIES`.
-
-``python stub_server.py [LIE]`` serves until it is ended; tests use `served`.
-"""
+"""An OpenAI-compatible server for tests: speculative sampling on tables of integers, honest or with one of `LIES`."""
 
 import asyncio
 import json
 import math
 import queue
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,13 +133,11 @@ class Stub:
         temperature = 1.0 if self.lie == "ignored temperature" and asked["temperature"] else asked["temperature"]
         seed = asked.get("seed", 0)
         seed = seed % 65536 if self.lie == "seeds modulo 65,536" else seed
-        noise = random.Random() if self.lie == "unseeded" else random.Random(seed)
-        row = self.decode(tuple(asked["prompt"]), asked["max_tokens"], temperature, noise)
-        stops = asked.get("stop_token_ids", [])
-        stops = stops[:1] if self.lie == "first of two stops" else stops
+        row = self.decode(tuple(asked["prompt"]), asked["max_tokens"], temperature, random.Random(seed))
+        stops = asked.get("stop_token_ids", [])[: {"first of two stops": 1, "no stops": 0}.get(self.lie)]
         end = next((i + 1 for i, token in enumerate(row["tokens"]) if token in stops), None)
         row = row | {name: row[name][:end] for name in ("tokens", "logprobs")}
-        row["usage"] = row["usage"] if self.lie == "usage counts the cut" else len(row["tokens"])
+        row["usage"] = len(row["tokens"])
         return LIES.get(self.lie, _honest)(self, asked | {"active": most_active}, row)
 
 
@@ -203,9 +197,7 @@ def _of_another(stub: Stub, asked: dict[str, Any], row: Row) -> Row:
 def _of_the_cancelled(stub: Stub, asked: dict[str, Any], row: Row) -> Row:
     """What a client that left did not fetch goes to the next."""
     left = stub.memory.pop("left", None)
-    return (
-        left[: len(row["tokens"])] and row | {"tokens": [*left, *row["tokens"]][: len(row["tokens"])]} if left else row
-    )
+    return row | {"tokens": [*left, *row["tokens"]][: len(row["tokens"])]} if left else row
 
 
 def _logprobs_late(_: Stub, __: dict[str, Any], row: Row) -> Row:
@@ -341,9 +333,3 @@ def served(lie: str | Stub = "", folder: str = "", **settings: Any) -> Iterator[
     finally:
         loop.call_soon_threadsafe(over.set)
         thread.join()
-
-
-if __name__ == "__main__":
-    with served(*sys.argv[1:]) as address:
-        print(address, flush=True)
-        threading.Event().wait()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from stub_server import Drafting, Reference, Stub, served
 from tokenizers import Tokenizer, decoders, models
-from toy_engines import verdict_of
+from toy_engines import Toy, verdict_of
 from typer.testing import CliRunner
 
 from refimpl.conformance.betting import Bets
@@ -25,26 +25,26 @@ from refimpl.core.errors import InputError
 from refimpl.models.table_model import VOCAB_SIZE
 
 FEW = Limits(law_samples=100, prompt_tokens=40, new_tokens=20)
-SEEN: dict[str, tuple[str, dict[str, Any]]] = {  # by which property, with what beyond the defaults
-    "by concurrency": ("equals_reference", {}),
-    "above concurrency 4": ("batch_size_does_not_matter", {}),
-    "above concurrency 16": ("equals_reference", {}),
-    "prompts over 100": ("equals_reference", {}),
-    "beyond 64 tokens": ("equals_reference", {}),
-    "rare ids": ("equals_reference", {}),
-    "state kept by prompt": ("runs_repeat", {}),
-    "one in 200": ("runs_repeat", {"properties": ["equals_reference", "runs_repeat"]}),
-    "off by one at a budget of 1": ("budget_is_exact", {}),
-    "budget overshot when sampling": ("samples_end_right", {}),
-    "permuted results": ("order_does_not_matter", {}),
-    "wrong log-probabilities": ("logprobs_equal_reference", {}),
-    "usage counts the cut": ("counters_count_what_is_delivered", {}),
-    "counters count the cut": ("counters_count_what_is_delivered", {}),
-    "a cancelled request answered to the next": ("cancelled_rows_leave_no_trace", {}),
-    "first of two stops": ("stop_is_exact", {}),
-    "ignored temperature": ("temperature_matters", {}),
-    "seeds modulo 65,536": ("seeds_give_different_samples", {}),
-    "seed ignored for the bonus token": ("samples_are_keyed", {}),
+SEEN = {  # by which property
+    "by concurrency": "equals_reference",
+    "above concurrency 4": "batch_size_does_not_matter",
+    "above concurrency 16": "equals_reference",
+    "prompts over 100": "equals_reference",
+    "beyond 64 tokens": "equals_reference",
+    "rare ids": "equals_reference",
+    "state kept by prompt": "runs_repeat",
+    "one in 200": "runs_repeat",
+    "off by one at a budget of 1": "budget_is_exact",
+    "budget overshot when sampling": "samples_end_right",
+    "permuted results": "order_does_not_matter",
+    "wrong log-probabilities": "logprobs_equal_reference",
+    "usage counts the cut": "counters_count_what_is_delivered",
+    "counters count the cut": "counters_count_what_is_delivered",
+    "a cancelled request answered to the next": "cancelled_rows_leave_no_trace",
+    "first of two stops": "stop_is_exact",
+    "ignored temperature": "temperature_matters",
+    "seeds modulo 65,536": "seeds_give_different_samples",
+    "seed ignored for the bonus token": "samples_are_keyed",
 }
 OF_THE_LAW = {  # and the most continuations of one prompt that it takes
     "wrong temperature": 2048,
@@ -83,8 +83,8 @@ def test_an_honest_server_conforms(folder: Path) -> None:
 
 @pytest.mark.parametrize("lie", SEEN)
 def test_a_lie_is_caught(folder: Path, lie: str) -> None:
-    rule, options = SEEN[lie]
-    verdict = judged(folder, lie, **{"properties": [rule]} | options).verdicts[-1]
+    before = ["equals_reference"] * (lie == "one in 200")  # with it, there are 200
+    verdict = judged(folder, lie, properties=[*before, rule := SEEN[lie]]).verdicts[-1]
     assert (verdict.property, verdict.status, verdict.no_answer) == (rule, "fail", False), verdict.reason
 
 
@@ -94,6 +94,13 @@ def test_a_server_that_gives_no_ids_is_judged_by_its_texts(folder: Path) -> None
     assert [verdict.status for verdict in report.verdicts] == ["pass", "not supported"]
     with pytest.raises(InputError, match="a text of 8 tokens stands for the 9 that were generated"):
         judged(folder, "usage counts the cut", mode="strict")
+
+
+def test_a_server_that_ignores_stops_is_found_out(folder: Path) -> None:
+    """Also one that refuses fields beyond OpenAI's."""
+    for mode in ("", "strict"):
+        (verdict,) = judged(folder, "no stops", mode=mode, properties=["stop_is_exact"], max_examples=1).verdicts
+        assert (verdict.status, "ignores stop_token_ids" in verdict.reason) == ("not supported", True)
 
 
 def test_a_busy_server_is_asked_again_and_one_that_answers_is_not(folder: Path) -> None:
@@ -121,6 +128,7 @@ def told(*options: str) -> tuple[int, str]:
         ("", ["--tokenizer", "nowhere"], "cannot tell the vocabulary of 'nowhere': name a folder with its config.json"),
         ("html", [], "the server answers '<html>\\n<body>Welcome</body></html>', not JSON"),
         ("hang", ["--timeout-s", "0.2"], "no answer within 0.2 s (timeout_s)"),
+        ("", ["--server", "localhost:1/v1"], "localhost:1/v1: cannot be reached"),
         (
             "",
             ["--engine", "toy_engines:make"],
@@ -171,19 +179,27 @@ def test_a_right_law_passes_and_says_what_would_be_seen() -> None:
     assert (verdict.status, bool(re.match(told, verdict.reason))) == ("pass", True), verdict.reason
 
 
+def test_rows_that_are_cut_short_are_no_samples() -> None:
+    for most in (0, 2):
+        engine = Toy(lambda prompts, settings, _, most=most: [row[:most] for row in Drafting()(prompts, settings)])
+        engine.supports = Drafting.supports
+        verdict = verdict_of(engine, "samples_follow_the_law", reference=Reference(), shrink=False)
+        assert (verdict.status, f"has {most} tokens, not" in verdict.reason) == ("fail", True), verdict.reason
+
+
 @pytest.mark.parametrize("outcomes", [2, 30])
 def test_wealth_rarely_grows_under_the_law_and_does_where_a_bias_is_surely_seen(outcomes: int) -> None:
     """At a rate of 5 % 18 or more of 100 honest samples would refute it with a chance below 1e-5."""
     rng, rate, drawn = random.Random(outcomes), 0.05, 250
     law = [0.3, *[0.7 / (outcomes - 1)] * (outcomes - 1)]
 
-    def refuted(bias: float, rate: float) -> bool:
+    def refuted(bias: float, rate: float) -> tuple[bool, float]:
         bets = Bets(lambda _: [math.log(p) for p in law], 1.0)
         weights = [law[0] + bias, *[p * (1 - bias / 0.7) for p in law[1:]]]
         for token in rng.choices(range(outcomes), weights, k=drawn):
             bets.see((1,), [token])
-        return bets.log_wealth > -math.log(rate) or bets.visible_bias(1e-6, (1,))
+        return bets.log_wealth > -math.log(rate), bets.visible_bias(1e-6, (1,))[1]
 
-    assert sum(refuted(0, rate) is True for _ in range(100)) < 18
-    (_, bias) = refuted(0, 1e-6)
-    assert sum(refuted(bias, 1e-6) is True for _ in range(40)) >= 38
+    assert sum(refuted(0, rate)[0] for _ in range(100)) < 18
+    _, bias = refuted(0, 1e-6)
+    assert sum(refuted(bias, 1e-6)[0] for _ in range(40)) >= 38

@@ -121,6 +121,11 @@ def test_a_lie_beside_the_tokens_is_caught(name: str) -> None:
     assert (verdict.status, verdict.no_answer) == ("fail", False), verdict.reason
 
 
+def test_counters_that_are_left_out_are_not_judged() -> None:
+    engine = Telling(lambda _, told: told | {"counters": {"rounds": told["counters"]["rounds"]}})
+    assert verdict_of(engine, "acceptance_follows_the_drafts").status == "not supported"
+
+
 @pytest.mark.parametrize(
     ("report", "told"),
     [

@@ -92,7 +92,7 @@ def started(command: list[str]) -> Iterator[None]:
 def answers() -> bool:
     """Whether a server lists its models."""
     try:
-        return urlopen(f"{URL}/models").status == 200
+        return urlopen(f"{URL}/models", timeout=10).status == 200
     except OSError:
         return False
 
