@@ -648,8 +648,8 @@ DATA_TABLES: dict[str, Callable[[], str]] = {
     "time-model": of_rows(
         "time-model",
         {"points": "{points}", "number": "{count}",
-         "by launches: median": "{by_launches[median]:.0%}", "worst": "{by_launches[worst]:.0%}",
-         "eight kernels: median": "{eight[median]:.0%}", "worst ": "{eight[worst]:.0%}"},
+         "by launches: median": "{by_launches[median]:.0%}", "by launches: worst": "{by_launches[worst]:.0%}",
+         "eight kernels: median": "{eight[median]:.0%}", "eight kernels: worst": "{eight[worst]:.0%}"},
     ),
     "drafters": drafters,
     "budgets-h100": of_cells("budgets-h100", "requests/s", simulated_budgets),

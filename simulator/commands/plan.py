@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import output, show, show_extrapolated
 from simulator.settings.folders import or_example
@@ -72,6 +72,7 @@ def plan(
     """
     given = read_scenario(scenario and or_example(scenario, "plan.yaml"), sets)
     if not devices:
+        require(not axes, "--axis chooses among fleets: give --device, too")
         _find_rate(given, attainment, tolerance, replications, workers, as_json=as_json)
         return
     from simulator.studies.plan import AXES, find_plan
@@ -134,7 +135,8 @@ def _find_rate(
         show(limit.table.dropna(axis=1, how="all"))
         print(RATES_LEGEND)
         print(
-            f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {limit.rate_per_s:.3g} "
+            f"{given.name}: {100 * attainment:g} % of the requests{' of each class' * bool(given.workload.classes)} "
+            f"finish within the limits at {limit.rate_per_s:.3g} "
             f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {limit.broken_at_per_s:.3g}"
         )
         if limit.queue_grew:

@@ -188,12 +188,17 @@ def _by_class(simulation: Simulation, requests: Columns, finishing: Columns, spa
 
 def _meets(simulation: Simulation, done: Columns) -> np.ndarray:
     """Which requests finished within every limit that is given for their class, or for all."""
-    workload, service = simulation.scenario.workload, simulation.scenario.service
     classes, good = simulation.source.classes(done["request"]), np.ones(len(done["request"]), dtype=bool)
     for name, seconds in (("slo_first_token_s", _first_token_s(done)), ("slo_per_token_s", _per_token_s(done))):
-        limits = [getattr(each, name) or getattr(service, name) or math.inf for each in workload.classes or (service,)]
-        good &= seconds <= np.array(limits)[classes]
+        good &= seconds <= limits_of(simulation.scenario, name, classes)
     return good
+
+
+def limits_of(scenario: Scenario, name: str, classes: np.ndarray) -> np.ndarray:
+    """A limit of each request, given its class's number: of the class, or of all; infinite where there is none."""
+    service = scenario.service
+    own = scenario.workload.classes or (service,)
+    return np.array([getattr(each, name) or getattr(service, name) or math.inf for each in own])[classes]
 
 
 def _economy(simulation: Simulation, tokens_per_s: float) -> dict[str, float]:
@@ -210,7 +215,8 @@ def _economy(simulation: Simulation, tokens_per_s: float) -> dict[str, float]:
 
 def devices_of(engine: Engine, cost: CostModel) -> int:
     """Devices of one replica: those of the target, and one more for a draft that runs beside it."""
-    return cost.num_devices + (engine.execution == "overlapped" and engine.contention < 1)
+    beside = engine.execution == "overlapped" and engine.contention < 1 and engine.num_speculative_tokens > 0
+    return cost.num_devices + beside
 
 
 def _latencies(requests: Columns, done: Columns) -> dict[str, float]:

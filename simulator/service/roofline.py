@@ -47,7 +47,9 @@ class Layers:
     outside: int
 
 
-LAYERS = {  # by what runs them, see `--layers` of the engine; docs/results/launches.json has the counts
+# By what runs them, see `--layers` of the engine. docs/results/launches.json has the counts of a layer; those outside
+# of the layers are estimates.
+LAYERS = {
     "transformers": Layers(7, (40, 42), 16, 38),
     "lean": Layers(4, (19, 22), 2, 38),
     "compiled": Layers(4, (11, 12), 0, 8),
@@ -164,7 +166,7 @@ class ModelCost:
         moved_s = self._small_bytes(fed) / device.bandwidth_bytes_per_s
         layer_s = large * LARGE_KERNEL_S + (launches - large) * SMALL_KERNEL_S + moved_s
         outside_s = LARGE_KERNEL_S + layers.outside * SMALL_KERNEL_S  # the head is a product
-        return (self.model.layers * layer_s + outside_s) * self.machine.factors["launches"]
+        return (model.layers * layer_s + outside_s) * self.machine.factors["launches"]
 
     def _small_bytes(self, fed: float) -> float:
         """Bytes that the small kernels of a layer move on each device."""

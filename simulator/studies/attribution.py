@@ -169,7 +169,8 @@ def attribute(
     PAIRED.check(replications, "replications")
     LEVEL.check(level, "level")
     a, b = as_scenario(a), as_scenario(b)
-    check_metric(metric, a)
+    for each in (a, b):
+        check_metric(metric, each)
     factors = differing_factors(a, b)
     names = list(factors)
     require(bool(names), "the scenarios do not differ in anything that matters")

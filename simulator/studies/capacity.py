@@ -31,8 +31,8 @@ class Capacity(Table):
     Attributes:
         rate_per_s: the largest rate tried at which the promise was kept; of ``on_off``, while on.
         broken_at_per_s: the smallest rate tried at which it was not.
-        table: rate → `COLUMNS`, means over the replications, the 95 % interval of the attainment, and `behind`, see
-            `share_behind`; in order of rate.
+        table: rate → `COLUMNS`, means over the replications, the 95 % interval of the attainment, the attainment of
+            each class, and `behind`, see `share_behind`; in order of rate.
         extrapolated: what lay outside the calibrated range at any of the rates; empty means that nothing did.
     """
 
@@ -73,7 +73,7 @@ def find_capacity(
     Args:
         scenario: an open study with a limit and with arrivals that have a rate, or its YAML file; more requests make
             it more exact.
-        attainment: share of the requests that must finish within the limits.
+        attainment: share of the requests, and of those of each class, that must finish within the limits.
         tolerance: stop when the two rates are that close, as a share.
         replications, workers: of each rate.
         progress: True draws a bar; a function is called with (rates tried, rates planned) after every rate.
@@ -128,7 +128,11 @@ class Trials:
 
     def keeps_up(self, rate_per_s: float) -> bool:
         """As `keeps`; and whether the server finishes as many requests as come."""
-        return self.keeps(rate_per_s) and bool(self.summaries[rate_per_s].loc["behind", "mean"] <= FAR_BEHIND)
+        return self.keeps(rate_per_s) and not self.falls_behind(rate_per_s)
+
+    def falls_behind(self, rate_per_s: float) -> bool:
+        """Whether, at a rate that was tried, far fewer requests finish than come."""
+        return bool(self.summaries[rate_per_s].loc["behind", "mean"] > FAR_BEHIND)
 
     def kept(self, rate_per_s: float) -> float:
         """Share of the requests within their limits at a rate that was tried: of the class with least of them."""
@@ -162,15 +166,15 @@ def share_behind(requests: pd.DataFrame) -> float:
 def require_a_rate_and_a_limit(scenario: Scenario) -> None:
     """Raise InputError unless some rate can be found at which a scenario keeps a promise."""
     study = scenario.study
-    require(study.kind == "open", f"capacity needs a study of kind open, not {study.kind}")
+    require(study.kind == "open", f"plan needs a study of kind open, not {study.kind}")
     unfinished = "what is unfinished when the clock stops would count as a broken promise"
-    require(study.duration_s is None, f"capacity needs study.num_requests in place of study.duration_s: {unfinished}")
+    require(study.duration_s is None, f"plan needs study.num_requests in place of study.duration_s: {unfinished}")
     refused = "a server that breaks the promise has no steady state, and is refused there"
-    require(study.warmup == "none", f"capacity needs study.warmup none, not {study.warmup}: {refused}")
+    require(study.warmup == "none", f"plan needs study.warmup none, not {study.warmup}: {refused}")
     rated = [kind for kind, parameters in ARRIVALS.items() if "rate_per_s" in parameters]
     kind = study.arrivals.kind
-    require(kind in rated, f"capacity needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")
-    require(scenario.has_limits, "capacity needs service.slo_first_token_s or slo_per_token_s")
+    require(kind in rated, f"plan needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")
+    require(scenario.has_limits, "plan needs service.slo_first_token_s or slo_per_token_s")
 
 
 def _bracket(keeps: Callable[[float], bool], start: float, attainment: float) -> tuple[float, float]:
@@ -183,7 +187,7 @@ def _bracket(keeps: Callable[[float], bool], start: float, attainment: float) ->
         rate = other
     said, cure = ("all", "ask for more requests") if up else ("none", "no rate is small enough")
     rates = f"the rates {start:g} … {rate:g}/s"
-    raise InputError(f"capacity: {said} of {rates} reach an attainment of {attainment:g}: {cure}")
+    raise InputError(f"{said} of {rates} reach an attainment of {attainment:g}: {cure}")
 
 
 def fewest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:

@@ -18,7 +18,7 @@ from simulator.analytic import tokens_per_round
 from simulator.runner import Progress, reporting
 from simulator.service.acceptance import acceptance_of
 from simulator.service.cost import CostModel, Fed
-from simulator.service.metrics import devices_of
+from simulator.service.metrics import devices_of, limits_of
 from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import TILE_REQUESTS, Streams
 from simulator.service.workload import RequestSource
@@ -83,6 +83,11 @@ class Fleet:
         """Share of the requests, of the class with least of them, that one replica less would serve in time."""
         return self.trials.kept(self._rate(self.replicas - 1)) if self.replicas > 1 else 0.0
 
+    @property
+    def one_less_falls_behind(self) -> bool:
+        """Whether one replica less would finish fewer requests than come."""
+        return self.replicas > 1 and self.trials.falls_behind(self._rate(self.replicas - 1))
+
     def as_mapping(self) -> dict[str, Any]:
         """One line of the plan."""
         known: dict[str, Any] = {"replicas": self.replicas, "price_per_hour": self.price_per_hour}
@@ -128,7 +133,8 @@ class Plan:
         """Why the first is taken, and what was not looked at, in sentences."""
         first, *others = self.fleets
         if first.replicas > 1:
-            yield f"one replica less would serve {first.kept_with_one_less:.1%} in time".replace("%", " %")
+            growing = ", while its queue grows" * first.one_less_falls_behind
+            yield f"one replica less would serve {100 * first.kept_with_one_less:.1f} % in time{growing}"
         if others:
             more, kept = others[0].price_per_hour / first.price_per_hour - 1, others[0].kept
             dearer = f"{100 * more:.3g} % more" if more else f"as much, with {100 * kept:.1f} % in time"
@@ -257,15 +263,9 @@ class Coarse:
         rates = acceptance_of(scenario, streams).rates(0)
         self.per_round = np.array([tokens_per_round(rate, self.k) for rate in rates])
         self.rounds, self.width = output / self.per_round, int((self.prompt + output / 2).mean())
-        self.per_token_s, self.first_token_s = self._limits(source.classes(indices))
-
-    def _limits(self, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each request."""
-        service, own = self.scenario.service, self.scenario.workload.classes
-        names = ("slo_per_token_s", "slo_first_token_s")
-        limits = [[getattr(each, n) or getattr(service, n) or inf for n in names] for each in own or (service,)]
-        per_token_s, first_token_s = np.array(limits)[classes].T
-        return per_token_s, first_token_s
+        classes = source.classes(indices)
+        self.per_token_s = limits_of(scenario, "slo_per_token_s", classes)
+        self.first_token_s = limits_of(scenario, "slo_first_token_s", classes)
 
     @property
     def rate_per_s(self) -> float:

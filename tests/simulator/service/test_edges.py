@@ -55,7 +55,7 @@ def test_results_go_over_nothing_that_they_are_made_from(capsys, tmp_path):
 
 def test_capacity_counts_no_request_that_the_clock_cuts_off():
     promised = RUSH.but({"study.arrivals": {"kind": "poisson", "rate_per_s": 1}, "service": {"slo_first_token_s": 1}})
-    with pytest.raises(InputError, match=r"capacity needs study.num_requests in place of study.duration_s"):
+    with pytest.raises(InputError, match=r"plan needs study.num_requests in place of study.duration_s"):
         find_capacity(promised, 0.9)
     lasting = promised.but(study={"kind": "open", "num_requests": 3, "arrivals": promised.study.arrivals})
     with pytest.raises(InputError, match=r"all of the rates 1 … .* reach an attainment of 0.9: ask for more requests"):

@@ -132,7 +132,7 @@ def test_laws_of_a_pass():
 
 
 def test_launches_are_those_that_were_counted():
-    """Of layers with norms of queries and keys, and without; `kernels` by their design: four products and four more."""
+    """Of layers with norms of queries and keys, and without."""
     for row in json.loads((RESULTS / "launches.json").read_text())["rows"]:
         for name in set(LAYERS) & set(row):
             norms = LAYERS[name].key_norms * (row["kind"] == "qwen3")

@@ -71,10 +71,10 @@ def test_the_start_does_not_matter():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"study": {"num_requests": 5}}, "capacity needs a study of kind open, not offline"),
-        ({"study.arrivals": {"kind": "fixed", "interval_s": 1.0}}, "capacity needs study.arrivals with a rate"),
-        ({"study.warmup": "mser5"}, "capacity needs study.warmup none, not mser5: a server that breaks the promise"),
-        ({"service.slo_first_token_s": None}, "capacity needs service.slo_first_token_s or slo_per_token_s"),
+        ({"study": {"num_requests": 5}}, "plan needs a study of kind open, not offline"),
+        ({"study.arrivals": {"kind": "fixed", "interval_s": 1.0}}, "plan needs study.arrivals with a rate"),
+        ({"study.warmup": "mser5"}, "plan needs study.warmup none, not mser5: a server that breaks the promise"),
+        ({"service.slo_first_token_s": None}, "plan needs service.slo_first_token_s or slo_per_token_s"),
         ({"service.slo_first_token_s": 1e6}, "all of the rates .* reach an attainment of 0.99"),
         ({"service.slo_first_token_s": 1e-6}, "none of the rates .* reach an attainment of 0.99"),
     ],
@@ -99,3 +99,5 @@ def test_the_command_tells_rates(capsys, tmp_path):
     assert main(["plan", str(tmp_path / "a.yaml"), "-s", bursts, "-n", "1", "--tolerance", "0.9"]) == 0
     assert " requests/s while on, fewer at " in capsys.readouterr().out
     assert main(["plan", str(tmp_path / "a.yaml"), "--attainment", "1.5"]) == 2
+    assert main(["plan", str(tmp_path / "a.yaml"), "--axis", "batch_size=8,16"]) == 2
+    assert "give --device, too" in capsys.readouterr().err

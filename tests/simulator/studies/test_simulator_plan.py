@@ -60,6 +60,17 @@ def test_the_plan_is_what_trying_every_fleet_finds(plan):
         assert in_time(settings_of(*(line[name] for name in ("device", *AXES))), line["replicas"]) >= KEPT
 
 
+def test_one_replica_less_may_serve_in_time_and_still_fall_behind():
+    lax = {"workload.classes": [], "service.slo_first_token_s": 60.0, "service.slo_per_token_s": None}
+    axes = {"batch_size": (4,), "num_speculative_tokens": (0,)}
+    found = find_plan(SERVICE.but(lax), {"l40s": 0.9}, 0.5, axes=axes, replications=2)
+    fleet = found.fleets[0]
+    rate = {"cost.device": "l40s", "cost.draft": "", "study.arrivals.rate_per_s": 30.0 / (fleet.replicas - 1)}
+    fewer = simulate(SERVICE.but({**lax, **rate, "engine.batch_size": 4, "engine.num_speculative_tokens": 0}), 2)
+    assert share_behind(fewer.frame("requests")) > FAR_BEHIND
+    assert next(found.reasons()) == "one replica less would serve 100.0 % in time, while its queue grows"
+
+
 def test_a_line_says_what_its_fleet_costs_and_keeps(plan):
     line = plan.fleets[0].as_mapping()
     changes = settings_of(*(line[name] for name in ("device", *AXES)))
