@@ -148,9 +148,11 @@ def _acceptance(samples: Seq[Sample]) -> dict[str, Any]:
 
 
 def _break_even(samples: Seq[Sample], undrafted: Seq[Sample]) -> float | None:
-    both = list(zip(samples, undrafted, strict=bool(undrafted)))
     drafts = samples[0].drafts
-    return iid_of_length(_median(both, lambda x: _round_s(x[0]) / _round_s(x[1])), drafts) if drafts and both else None
+    if not drafts or not undrafted:
+        return None
+    slower = _median(zip(samples, undrafted, strict=True), lambda both: _round_s(both[0]) / _round_s(both[1]))
+    return iid_of_length(slower, drafts)
 
 
 def _round_s(sample: Sample) -> float:

@@ -154,8 +154,7 @@ class CheckedModel(CachedModel):
             self._fed.unseen(members)
         self.checker.after_begin(members, self.layout, self.model)
         if self.states:
-            counts = [self.num_cached(m) for m in members]
-            self.checker.of_states(members, counts, self.states, self.model)
+            self.checker.of_states(members, self._begun, self.states, self.model)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """As every cached model; then positions, mask and provenance are checked."""

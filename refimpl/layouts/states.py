@@ -81,7 +81,7 @@ class PassStates:
         for part, behind in self._behind.items():
             self._store.parts[part][self._slots] = _chosen(behind, steps)
         tags, more = self._store.tags[self._slots], torch.tensor([0, self.step], device=self._slots.device)
-        num_steps = len(next(iter(self._behind.values()), ()))
+        num_steps = len(next(iter(self._behind.values())))
         self._store.tags[self._slots] = _chosen([tags + more * n for n in range(num_steps)], steps)
 
 

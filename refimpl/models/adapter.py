@@ -1,7 +1,7 @@
 """What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
 
-Of this room only this file, `block_cache`, `cached_layers`, `checks`, `probe`, `attention` and the layers know
-transformers.
+Of this room only this file, `block_cache`, `cached_layers`, `checks`, `probe`, `attention`, `mixers` and the layers
+know transformers.
 """
 
 from collections.abc import Callable

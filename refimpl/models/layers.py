@@ -67,15 +67,15 @@ def choose_layers(
         return Layers(own, wanted, "")
     if wanted == "auto" and model.dtype == torch.float64:
         return Layers(own, "transformers", "in float64, norms are rounded to float32")
-    reasons = []
+    why = ""
     for name in _best_first(model) if wanted == "auto" else [wanted]:
         try:
             return _tried(model, name, error_of)
         except Exception as reason:  # a compiler that is missing, or whatever a checkpoint has that its class has not
-            reasons.append(" ".join(str(reason).split())[:LONGEST_REASON])
+            why = " ".join(str(reason).split())[:LONGEST_REASON]
     if wanted != "auto":
-        raise InputError(f"layers cannot be {wanted}: {reasons[0]}")
-    return Layers(own, "transformers", reasons[-1])
+        raise InputError(f"layers cannot be {wanted}: {why}")
+    return Layers(own, "transformers", why)
 
 
 def _tried(model: PreTrainedModel, name: LayersName, error_of: Callable[[LeanLayers], float]) -> Layers:

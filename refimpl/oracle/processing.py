@@ -25,7 +25,9 @@ def processors_of(sequence: Sequence) -> LogitsProcessorList:
         found.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in settings.logit_bias.items()]))
     if settings.repetition_penalty not in (None, 1):
         found.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
-    found.append(CountPenalties(sequence.prompt_len, settings.frequency_penalty or 0, settings.presence_penalty or 0))
+    if settings.frequency_penalty or settings.presence_penalty:
+        _, frequency, presence = settings.penalties
+        found.append(CountPenalties(sequence.prompt_len, frequency, presence))
     if settings.min_new_tokens and sequence.stop_token_ids:
         stops = sorted(sequence.stop_token_ids)
         found.append(MinNewTokensLengthLogitsProcessor(sequence.prompt_len, settings.min_new_tokens, stops))
