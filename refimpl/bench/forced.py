@@ -10,9 +10,8 @@
 from collections import Counter
 from pathlib import Path
 
-from scipy.optimize import brentq
-
 from refimpl.core.errors import InputError
+from refimpl.core.independent import probability_of
 from refimpl.core.reading import read_mappings
 
 
@@ -38,7 +37,7 @@ def iid_of_length(length: float, k: int) -> float | None:
     """
     if length > k + 1:
         return None
-    return float(brentq(lambda a: sum(a**n for n in range(k + 1)) - length, 0.0, 1.0)) if length > 1 else 0.0
+    return probability_of(max(length, 1.0), k)
 
 
 def trace_lengths(path: Path, k: int) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from refimpl.core.errors import require
-from simulator.analytic import probability_of
+from refimpl.core.independent import probability_of
 from simulator.service.streams import TILE_POSITIONS, TILE_REQUESTS, Purpose, Streams
 from simulator.service.workload import draw_classes
 from simulator.settings.fields import Spec

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import require
-from simulator.analytic import tokens_per_round
+from refimpl.core.independent import tokens_per_round
 from simulator.intervals import mean_interval
 from simulator.runner import Progress, run_points
 from simulator.service.cost import CostModel

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from refimpl.core.errors import require
-from simulator.analytic import tokens_per_round
+from refimpl.core.independent import tokens_per_round
 from simulator.intervals import MIDDLE, range_of_runs
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Streams

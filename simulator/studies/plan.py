@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.analytic import tokens_per_round
+from refimpl.core.independent import tokens_per_round
 from simulator.runner import Progress, reporting
 from simulator.service.acceptance import acceptance_of
 from simulator.service.cost import CostModel, Fed

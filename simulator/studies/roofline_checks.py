@@ -9,7 +9,7 @@ import pandas as pd
 
 from refimpl.core.errors import InputError
 from refimpl.core.files import write_whole
-from simulator.analytic import probability_of
+from refimpl.core.independent import probability_of
 from simulator.service.cost import Fed
 from simulator.service.roofline import UNCERTAINTY, Machine, ModelCost, RooflineCost
 from simulator.settings.fields import Spec

@@ -9,9 +9,9 @@ from scipy.special import expit, logit
 
 import refimpl
 from refimpl.core.errors import InputError
+from refimpl.core.independent import probability_of, tokens_per_round
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
-from simulator.analytic import probability_of, tokens_per_round
 from simulator.settings.folders import find_data
 from tools.train_tiny import draft as training
 from tools.train_tiny import scaling

@@ -14,7 +14,7 @@ from scipy.special import expit, logit
 from scipy.stats import t
 
 from refimpl.core.errors import require
-from simulator.analytic import probability_of, tokens_per_round
+from refimpl.core.independent import probability_of, tokens_per_round
 
 LEVEL = 0.95
 NAMES = ("intercept", "per_tenfold_tokens", "per_tenfold_parameters")

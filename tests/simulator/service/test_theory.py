@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
-from simulator.analytic import tokens_per_round
+from refimpl.core.independent import tokens_per_round
 from simulator.runner import simulate
 from simulator.service.streams import Streams
 from simulator.service.workload import arrival_times

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from simulator.analytic import tokens_per_round
+from refimpl.core.independent import tokens_per_round
 from simulator.service.acceptance import make_acceptance
 from simulator.service.streams import Streams
 from simulator.settings.fields import Spec

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from simulator.analytic import tokens_per_round
+from refimpl.core.independent import tokens_per_round
 from simulator.cli import main
 from simulator.service.roofline import RooflineCost
 from simulator.studies.adaptive import (
