@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from refimpl.core.option_groups import OUTPUT, option
+from refimpl.core.option_groups import OUTPUT, HtmlPath, JunitPath, option
 
 ReportPath = Annotated[Path | None, option(OUTPUT, "Write the results and where they come from to this JSON file.")]
 
@@ -30,8 +30,8 @@ class ReportOptions:
 class PageOptions(ReportOptions):
     """The same, also as a page for people and for CI."""
 
-    html: Annotated[Path | None, option(OUTPUT, "Write the report to this page, failing batches drawn.")] = None
-    junit: Annotated[Path | None, option(OUTPUT, "Write the verdicts to this XML file, as JUnit does.")] = None
+    html: HtmlPath = None
+    junit: JunitPath = None
 
     @property
     def files(self) -> list[Path | None]:

@@ -8,7 +8,18 @@ import typer
 
 from refimpl.conformance.limits import Limits
 from refimpl.core.interrupts import INTERRUPTED
-from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, as_folder, command, declared_options, option
+from refimpl.core.option_groups import (
+    ENGINE,
+    OUTPUT,
+    PROMPTS,
+    SAMPLING,
+    HtmlPath,
+    JunitPath,
+    as_folder,
+    command,
+    declared_options,
+    option,
+)
 
 app = typer.Typer()
 
@@ -59,8 +70,8 @@ class SearchOptions:
         float | None, option(OUTPUT, "End the run, unfinished, after this many seconds.", "--total-time", min=0)
     ] = None
     output: Annotated[Path | None, option(OUTPUT, "Write the report to this JSON file.")] = None
-    html: Annotated[Path | None, option(OUTPUT, "Write the report to this page, failing batches drawn.")] = None
-    junit: Annotated[Path | None, option(OUTPUT, "Write the verdicts to this XML file, as JUnit does.")] = None
+    html: HtmlPath = None
+    junit: JunitPath = None
     replay: Annotated[
         Path | None, option(PROMPTS, "Ask again for the failures of a report that --output has written.")
     ] = None

@@ -61,6 +61,10 @@ def option(panel: str, help_: str, *names: str, none: str | None = None, **more:
     return typer.Option(*names, help=help_, rich_help_panel=panel, show_default=none or True, **more)
 
 
+HtmlPath = Annotated[Path | None, option(OUTPUT, "Write the report to this page, failing batches drawn.")]
+JunitPath = Annotated[Path | None, option(OUTPUT, "Write the verdicts to this XML file, as JUnit does.")]
+
+
 def option_of(settings: type, name: str, panel: str, **more: Any) -> Any:
     """The option of a declared setting: its names, what it sets, and what None stands for."""
     declared = next(item.metadata for item in fields(settings) if item.name == name)  # type: ignore[arg-type]
