@@ -85,7 +85,7 @@ def opened(tested: SubjectOptions) -> Iterator[tuple[Any, Any]]:
     Raises:
         InputError: none or several are named, there is no such engine, or their vocabularies differ.
     """
-    given = [name for name in (tested.engine, tested.command, tested.server) if name]
+    given = [name for name in (tested.engine, tested.command, tested.server) if name is not None]
     require(
         len(given) == 1,
         "give either --engine module:factory, --command 'a program' or --server http://host:port/v1",
@@ -94,7 +94,7 @@ def opened(tested: SubjectOptions) -> Iterator[tuple[Any, Any]]:
     require(one_reference, "give the reference by --reference or as a command, not both")
     with ExitStack() as stack:
         at = tested.server
-        subject = _server(stack, tested, at) if at else _open(stack, tested, tested.engine, tested.command)
+        subject = _server(stack, tested, at) if at is not None else _open(stack, tested, tested.engine, tested.command)
         plain = _open(stack, tested, tested.reference, tested.reference_command)
         if plain and plain.vocab_size != subject.vocab_size:
             name = tested.reference or tested.reference_command

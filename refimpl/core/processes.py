@@ -25,7 +25,9 @@ def run_in_processes(
     """
     from joblib import Parallel, delayed
 
-    warnings.filterwarnings("ignore", "[0-9]+ tasks", UserWarning)  # results that nobody wants after an error
+    # Results that nobody wants after an error, and workers that joblib replaces since they grew, as by a first model:
+    # raised in joblib's own thread, as under `-W error`, such a warning would end it, and every call would wait for it.
+    warnings.filterwarnings("ignore", "[0-9]+ tasks|A worker stopped", UserWarning)
     order = "generator" if ordered else "generator_unordered"
     processes = Parallel(n_jobs=min(workers, len(arguments)), return_as=order)
     calls = (delayed(_call)(os.getpid(), function, *given) for given in arguments)
