@@ -15,8 +15,8 @@ from refimpl import DecodeConfig, SamplingConfig
 ROOT = Path(__file__).parent.parent
 # folder: lines of Python in 0.2.0, most that the tests allow now, aim of 0.3
 LINES = {
-    "refimpl": (26_872, 30_640, 21_500),
-    "simulator": (12_203, 11_860, 9_800),
+    "refimpl": (26_872, 30_650, 21_500),
+    "simulator": (12_203, 11_890, 9_800),
     "tests": (29_712, 28_230, 21_000),
     "tools": (6_634, 5_890, 3_300),
     "proofs": (5_758, 5_140, 4_500),

@@ -26,6 +26,10 @@ class KVAllocator(Generic[T]):
         """Tokens that are cached for these residents, those that they share counted once."""
         return sum(s.seq_len - 1 - s.to_prefill for s in residents if not s.finished)
 
+    def prefix_tokens(self, sequence: T) -> int:
+        """First tokens of a sequence that the cache holds, if it entered now."""
+        return 0
+
     def enter(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take what a sequence needs to be prefilled beside these residents; False where it must wait."""
         return True
@@ -79,6 +83,10 @@ class PagedKVAllocator(KVAllocator[T]):
             rest = [max(0, cached - i * size) for i in range(len(sequence.blocks))]
             filled |= {block: min(size, more) for block, more in zip(sequence.blocks, rest, strict=True)}
         return sum(filled.values())
+
+    def prefix_tokens(self, sequence: T) -> int:
+        """First tokens of a sequence that the cache holds, if it entered now."""
+        return len(self._found(sequence, sequence.seq_len - 1)) * self.pool.block_size
 
     def enter(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take the blocks of all tokens but the last; those that hold its first tokens already are shared.

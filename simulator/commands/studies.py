@@ -133,7 +133,7 @@ def _origin(results: "Results") -> str:
 
 def _shown(scenarios: Sequence[Scenario], *means: Mapping[str, float]) -> list[str]:
     """Metrics that may differ from 0 or 1 in scenarios like these; `means` are their metrics."""
-    from simulator.service.metrics import class_metrics
+    from simulator.service.metrics import own_metrics
 
     limits = any(s.has_limits for s in scenarios)
     groups = any(s.engine.scheduler == "grouped" for s in scenarios)
@@ -142,8 +142,8 @@ def _shown(scenarios: Sequence[Scenario], *means: Mapping[str, float]) -> list[s
     parts = (WITH_LIMITS, limits), (WITH_GROUPS, groups), (WITH_DRAFTS, drafts), (WITH_PROPOSALS, proposals)
     left_out = {name for names, wanted in parts if not wanted for name in names}
     left_out |= {name for name in IF_ANY if not any(each[name] > 0 for each in means)}
-    of_classes = [name for s in scenarios for name in class_metrics(s) if all(name in each for each in means)]
-    return [name for name in dict.fromkeys([*SHOWN, *of_classes]) if name.partition(".")[0] not in left_out]
+    own = [name for s in scenarios for name in own_metrics(s) if all(name in each for each in means)]
+    return [name for name in dict.fromkeys([*SHOWN, *own]) if name.partition(".")[0] not in left_out]
 
 
 @app.command(

@@ -108,7 +108,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "warmup_s": start_s,
     }
     result |= _served(simulation, requests, finishing, span_s) | _spread("inter_token", gaps_s)
-    result |= _by_class(simulation, requests, finishing, span_s)
+    result |= _by_class(simulation, requests, finishing, span_s) | _by_replica(simulation)
     result |= _economy(simulation, result["tokens_per_s"])
     result |= _rounds(simulation, rounds) | _seconds(simulation, observed, start_s, span_s)
     return result | _rows(rounds, requests)
@@ -134,14 +134,21 @@ def most_of(name: str) -> float:
 
 
 def check_metric(name: str, scenario: Scenario | None = None) -> None:
-    """Raise InputError, before any work is done, unless there is a metric of that name, or one of its classes."""
-    known = metric_names() + (class_metrics(scenario) if scenario else ())
+    """Raise InputError, before any work is done, unless there is a metric of that name, or one of its own."""
+    known = metric_names() + (own_metrics(scenario) if scenario else ())
     require(name in known, f"metric must be one of {', '.join(known)}, not {shown(name)}{did_you_mean(name, known)}")
 
 
-def class_metrics(scenario: Scenario) -> tuple[str, ...]:
-    """Names of the metrics of each class: those of all requests, and behind a dot the name of the class."""
-    return tuple(f"{metric}.{each.name}" for each in scenario.workload.classes for metric in CLASS_METRICS)
+def own_metrics(scenario: Scenario) -> tuple[str, ...]:
+    """Names of the metrics of a class, whose name is behind a dot, and of a replica, whose number is."""
+    of_classes = (f"{metric}.{each.name}" for each in scenario.workload.classes for metric in CLASS_METRICS)
+    return (*of_classes, *(f"cache_hit_rate.{number}" for number in _sharing_replicas(scenario)))
+
+
+def _sharing_replicas(scenario: Scenario) -> range:
+    """Replicas whose hit rates may differ."""
+    count = scenario.service.replicas
+    return range(count if count > 1 and scenario.shares_prefixes else 0)
 
 
 def _first_token_s(requests: Columns) -> np.ndarray:
@@ -184,6 +191,18 @@ def _by_class(simulation: Simulation, requests: Columns, finishing: Columns, spa
         found = _served(simulation, own, ended, span_s) | {"draft_acceptance_rate": accepted / (drafted or math.nan)}
         result |= {f"{metric}.{each.name}": found[metric] for metric in CLASS_METRICS}
     return result
+
+
+def _by_replica(simulation: Simulation) -> dict[str, float]:
+    """Hit rate of each replica that has a prefix cache of its own."""
+    return {f"cache_hit_rate.{n}": _hit_rate(simulation, n) for n in _sharing_replicas(simulation.scenario)}
+
+
+def _hit_rate(simulation: Simulation, replica: int | None) -> float:
+    """Tokens that were in the cache over those that were needed there, of one replica or of all."""
+    hits, needed = simulation.log.num_prefix_hits, simulation.log.num_to_cache
+    count = (hits.total(), needed.total()) if replica is None else (hits[replica], needed[replica])
+    return count[0] / (count[1] or math.nan)
 
 
 def _meets(simulation: Simulation, done: Columns) -> np.ndarray:
@@ -288,7 +307,7 @@ def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: fl
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
-        "cache_hit_rate": simulation.log.num_prefix_hits / (simulation.log.num_to_cache or math.nan),
+        "cache_hit_rate": _hit_rate(simulation, None),
         "kv_peak_bytes": token_bytes * float(kv[rounds["round_s"] > 0].max(initial=0)),
         "kv_mean_bytes": token_bytes * kv_s / observed_s,
         "kv_allocated_bytes": token_bytes * allocated_tokens(simulation),

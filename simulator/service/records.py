@@ -1,5 +1,6 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -203,8 +204,8 @@ class EventLog:
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
         ends_before: of each live row of each line, the second at which its round before ended; NaN before its first.
         num_preemptions: times that a request was sent back because the blocks ran out.
-        num_to_cache, num_prefix_hits: tokens that requests needed in the cache when they were admitted, and those of
-            them that were there.
+        num_to_cache, num_prefix_hits: replica → tokens that requests needed in its cache when they were admitted, and
+            those of them that were there.
         last_round_s: end of the last round.
         end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
     """
@@ -216,7 +217,8 @@ class EventLog:
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.ends_before: list[float] = []
         self.requests: list[Request] = []
-        self.num_preemptions = self.num_to_cache = self.num_prefix_hits = 0
+        self.num_preemptions = 0
+        self.num_to_cache, self.num_prefix_hits = Counter[int](), Counter[int]()
         self.last_round_s = self.end_s = 0.0
 
     def end_rows(self, live: Sequence[Request]) -> None:

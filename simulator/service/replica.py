@@ -89,6 +89,10 @@ class Replica:
         holds = math.inf if blocks is None else blocks * self.block_size
         require(request.most_tokens <= holds, f"the pool holds {holds} tokens; a request needs {request.most_tokens}")
 
+    def prefix_tokens(self, request: Request) -> int:
+        """First tokens of a request that the cache holds."""
+        return self.scheduler.allocator.prefix_tokens(request)
+
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run here."""
@@ -155,8 +159,8 @@ class Replica:
             request.admitted_s, request.last_round = self.env.now, self.round_index - 1
             request.slot = self.free_slots.pop()
             self.kv_tokens += request.seq_len
-            self.log.num_to_cache += request.num_cached
-            self.log.num_prefix_hits += request.num_prefix_hits
+            self.log.num_to_cache[self.number] += request.num_cached
+            self.log.num_prefix_hits[self.number] += request.num_prefix_hits
             request.to_prefill = int(min(request.num_cached - request.num_prefix_hits, left))
         return self.pricing.prefill_s(entered)
 

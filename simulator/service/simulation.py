@@ -3,8 +3,7 @@
 import gc
 import math
 import sys
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -18,9 +17,10 @@ from simulator.service.cost import CostModel
 from simulator.service.proposals import make_drafting
 from simulator.service.records import STAGES, EventLog, Request, RoundLine
 from simulator.service.replica import Replica
+from simulator.service.routing import make_router
 from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Purpose, Streams
-from simulator.service.workload import RequestSource, arrival_times, most_requests
+from simulator.service.workload import RequestSource, arrival_times
 from simulator.settings.fields import REQUESTS
 from simulator.settings.scenario import Scenario
 
@@ -54,7 +54,7 @@ class Simulation:
             Replica(self.env, scenario, self.cost, self.log, self.streams, number, drafting)
             for number in range(scenario.service.replicas)
         ]
-        self.route = self._make_router()
+        self.route = make_router(scenario, self.source)
 
     def run(self) -> EventLog:
         """Run to the end of the study.
@@ -93,21 +93,22 @@ class Simulation:
         self.log.requests.append(request)
         return request
 
+    def _submit(self, request: Request) -> None:
+        self.route(request, self.replicas).submit([request])
+
+    def _close(self) -> None:
+        for replica in self.replicas:
+            replica.close()
+
     # --- kinds of study ------------------------------------------------------------------------------------------
 
     def _start_offline(self) -> None:
         requests = [self._arrive(index) for index in range(self.scenario.study.num_requests or 0)]
         if self.scenario.workload.sort_prompts:
             requests.sort(key=lambda request: request.prompt_len)
-        queues: list[list[Request]] = [[] for _ in self.replicas]
         for request in requests:
-            number = self.route(request)
-            queues[number].append(request)
-            self.replicas[number].load_tokens += request.most_tokens
-        for replica, queue in zip(self.replicas, queues, strict=True):
-            replica.load_tokens = 0
-            replica.submit(queue)
-            replica.close()
+            self._submit(request)
+        self._close()
 
     def _start_open(self) -> None:
         self.env.process(self._open_arrivals())
@@ -120,10 +121,9 @@ class Simulation:
                 yield self.env.timeout(time_s - self.env.now)
             for _ in together:
                 request = self._arrive(index)
-                self.replicas[self.route(request)].submit([request])
+                self._submit(request)
                 index += 1
-        for replica in self.replicas:
-            replica.close()
+        self._close()
 
     def _start_closed(self) -> None:
         self.next_index = 0
@@ -140,7 +140,7 @@ class Simulation:
             self.next_index += 1
             finished = self.env.event()
             request.on_finish = finished.succeed
-            self.replicas[self.route(request)].submit([request])
+            self._submit(request)
             yield finished
 
     def _refuse_too_many(self) -> None:
@@ -151,31 +151,6 @@ class Simulation:
         expected = answers * (study.duration_s or 0) / max(self.env.now, sys.float_info.min)
         message = f"study.duration_s {study.duration_s} brings about {expected:.3g} requests; at most {REQUESTS.most}"
         require(expected <= REQUESTS.most, f"{message}: {answers} were answered in {self.env.now:.3g} s")
-
-    # --- routing -------------------------------------------------------------------------------------------------
-
-    def _make_router(self) -> Callable[[Request], int]:
-        count, name = len(self.replicas), self.scenario.service.router
-        if count == 1:
-            return lambda request: 0
-        if name == "round_robin":
-            return lambda request: request.sequence % count
-        if name == "least_loaded":
-            return lambda request: min(range(count), key=lambda n: (self.replicas[n].load_tokens, n))
-        longest = self._longest_prompts(count)
-
-        def by_length(request: Request) -> int:
-            first = min(bisect_left(longest, request.prompt_len), count - 1)
-            alike = range(first, max(first + 1, bisect_right(longest, request.prompt_len)))
-            return min(alike, key=lambda n: (self.replicas[n].load_tokens, n))
-
-        return by_length
-
-    def _longest_prompts(self, count: int) -> list[int]:
-        """The longest prompt of each part, of the first thousand requests in equal parts; parts may be alike."""
-        known = min(1000, most_requests(self.scenario.study) or 1000)
-        lengths = sorted(self.source.lengths(index)[0] for index in range(known))
-        return [lengths[max(0, known * part // count - 1)] for part in range(1, count + 1)]
 
 
 @contextmanager

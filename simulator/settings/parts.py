@@ -250,7 +250,9 @@ class Service:
 
     Attributes:
         replicas: servers, each with an engine of its own.
-        router: how requests are shared out among them.
+        router: how requests are shared out among them: in turn; to the one with least unfinished tokens; by length of
+            the prompt; or, with `by_prefix`, to the one whose cache holds most of their first tokens, of several to the
+            one with least work.
         kv_capacity_bytes: of each replica, of its fullest device; requests wait until there is room for their prompts
             and budgets, and for the buffers of a working batch where the layout has one. None for what costs of kind
             roofline leave, else for no limit.
@@ -260,7 +262,7 @@ class Service:
     """
 
     replicas: int = number_field(REPLICAS, 1)
-    router: Literal["round_robin", "least_loaded", "by_length"] = "round_robin"
+    router: Literal["round_robin", "least_loaded", "by_length", "by_prefix"] = "round_robin"
     kv_capacity_bytes: float | None = number_field(POSITIVE, None)
     slo_first_token_s: float | None = number_field(POSITIVE, None)
     slo_per_token_s: float | None = number_field(POSITIVE, None)

@@ -102,6 +102,9 @@ class Scenario:
             yield "service.kv_capacity_bytes needs the bytes of a token: give cost.kv_bytes_per_token"
         if self.study.arrivals.kind == "trace" and len(self.workload.lengths) > 2 and self.study.kind == "open":
             yield "workload.classes: a service trace brings the lengths: leave prompt_tokens and output_tokens out"
+        if self.service.router == "by_prefix" and not self.shares_prefixes:
+            cache = "engine.layout paged, prefix_sharing, and engine.num_blocks or a capacity"
+            yield f"service.router by_prefix needs a prefix cache: {cache}"
         rows, endless = switches.wait_for_rows, switches.wait_at_most_s == float("inf")
         if clients is not None and clients <= replicas * (rows - 1) and endless:  # each server waits for one more
             given = f"there are {clients} study.clients, service.replicas is {replicas}"
@@ -129,6 +132,12 @@ class Scenario:
         """Whether some request has a limit to meet."""
         of_classes = [(each.slo_first_token_s, each.slo_per_token_s) for each in self.workload.classes]
         return any(map(any, [(self.service.slo_first_token_s, self.service.slo_per_token_s), *of_classes]))
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether replicas keep a prefix cache: of a paged pool of known size."""
+        engine, limited = self.engine, self.service.kv_capacity_bytes is not None or self.cost.kind == "roofline"
+        return engine.layout == "paged" and engine.prefix_sharing and (engine.num_blocks is not None or limited)
 
     @property
     def knows_kv_bytes(self) -> bool:
