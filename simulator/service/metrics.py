@@ -12,6 +12,7 @@ import pandas as pd
 from refimpl.core.errors import did_you_mean, require, shown
 from refimpl.placement import PLACEMENTS, PoolSize
 from simulator.service.cost import CostModel
+from simulator.service.pools import POOL_NAMES, PREFILL
 from simulator.service.records import STAGES, Columns, EventLog
 from simulator.service.simulation import Simulation
 from simulator.settings.scenario import Engine, Scenario, Study
@@ -108,7 +109,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "warmup_s": start_s,
     }
     result |= _served(simulation, requests, finishing, span_s) | _spread("inter_token", gaps_s)
-    result |= _by_class(simulation, requests, finishing, span_s) | _by_replica(simulation)
+    result |= _by_class(simulation, requests, finishing, span_s) | _by_replica(simulation, observed, span_s)
     result |= _economy(simulation, result["tokens_per_s"])
     result |= _rounds(simulation, rounds) | _seconds(simulation, observed, start_s, span_s)
     return result | _rows(rounds, requests)
@@ -140,15 +141,16 @@ def check_metric(name: str, scenario: Scenario | None = None) -> None:
 
 
 def own_metrics(scenario: Scenario) -> tuple[str, ...]:
-    """Names of the metrics of a class, whose name is behind a dot, and of a replica, whose number is."""
-    of_classes = (f"{metric}.{each.name}" for each in scenario.workload.classes for metric in CLASS_METRICS)
-    return (*of_classes, *(f"cache_hit_rate.{number}" for number in _sharing_replicas(scenario)))
+    """Names of the metrics of a class or a pool, whose name is behind a dot, and of a replica, whose number is."""
+    of_classes = [f"{metric}.{each.name}" for each in scenario.workload.classes for metric in CLASS_METRICS]
+    of_pools = [f"busy_share.{name}" for name in POOL_NAMES if scenario.service.moves]
+    return (*of_classes, *of_pools, *(f"cache_hit_rate.{number}" for number in _sharing_replicas(scenario)))
 
 
 def _sharing_replicas(scenario: Scenario) -> range:
-    """Replicas whose hit rates may differ."""
-    count = scenario.service.replicas
-    return range(count if count > 1 and scenario.shares_prefixes else 0)
+    """Replicas whose hit rates may differ: those that cache prompts, of several replicas."""
+    first, last = scenario.service.prompt_replicas
+    return range(first, last) if last > 1 and scenario.shares_prefixes else range(0)
 
 
 def _first_token_s(requests: Columns) -> np.ndarray:
@@ -193,9 +195,14 @@ def _by_class(simulation: Simulation, requests: Columns, finishing: Columns, spa
     return result
 
 
-def _by_replica(simulation: Simulation) -> dict[str, float]:
-    """Hit rate of each replica that has a prefix cache of its own."""
-    return {f"cache_hit_rate.{n}": _hit_rate(simulation, n) for n in _sharing_replicas(simulation.scenario)}
+def _by_replica(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
+    """Busy share of each pool, given rounds clipped to the observed seconds, and hit rate of each prefix cache."""
+    pools = simulation.fleet.pools if simulation.scenario.service.moves else {}
+    result = dict[str, float]()
+    for name, pool in pools.items():
+        own = _keep(rounds, np.isin(rounds["replica"], [replica.number for replica in pool.replicas]))
+        result[f"busy_share.{name}"] = float(own["round_s"].sum()) / (span_s * len(pool.replicas))
+    return result | {f"cache_hit_rate.{n}": _hit_rate(simulation, n) for n in _sharing_replicas(simulation.scenario)}
 
 
 def _hit_rate(simulation: Simulation, replica: int | None) -> float:
@@ -223,7 +230,7 @@ def limits_of(scenario: Scenario, name: str, classes: np.ndarray) -> np.ndarray:
 def _economy(simulation: Simulation, tokens_per_s: float) -> dict[str, float]:
     """What all devices cost and draw over the observed seconds, by token; NaN where price or power are not known."""
     service, cost = simulation.scenario.service, simulation.cost
-    devices = service.replicas * devices_of(simulation.scenario.engine, cost)
+    devices = sum(devices_of(replica.scenario.engine, cost) for replica in simulation.replicas)
     price, watts = service.cost_per_hour or cost.cost_per_hour, service.watts or cost.watts
     tokens = tokens_per_s or math.nan
     return {
@@ -283,7 +290,8 @@ def _clipped(rounds: Columns, start_s: float, end_s: float) -> Columns:
 
 
 def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
-    total, engine = len(rounds["start_s"]), simulation.scenario.engine
+    rounds, engine = _keep(rounds, rounds["mode"] != PREFILL), simulation.scenario.engine
+    total = len(rounds["start_s"])
     count = total or math.nan  # a mean over no rounds is not known
     most = -(-engine.batch_size // 2) if engine.execution == "overlapped" else engine.batch_size
     grouped = (rounds["mode"] == "grouped") & (rounds["rows"] > 1)
@@ -300,7 +308,7 @@ def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
 
 def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: float) -> dict[str, float]:
     """Of rounds clipped to the observed seconds."""
-    observed_s = span_s * simulation.scenario.service.replicas
+    observed_s = span_s * len(simulation.replicas)
     busy_s = float(rounds["round_s"].sum())
     kv, token_bytes = rounds["kv_tokens"], simulation.cost.kv_bytes_per_token or math.nan  # unknown where it is 0
     kv_s = float((kv * rounds["round_s"]).sum())

@@ -96,6 +96,7 @@ class Request:
             as a draft budget may ask.
         num_prefix_hits: leading tokens whose blocks others had filled when it was admitted.
         has_state: whether a round has run since it was admitted, so that a head can draft for it.
+        has_kv: whether its K/V come with it to the replica that is to decode it.
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
         last_kept: tokens of its last round.
@@ -108,10 +109,10 @@ class Request:
 
     __slots__ = (
         "accepted", "admitted_s", "arrival_s", "begun_s", "block_tokens", "blocks", "cut", "draft_lag", "drafted",
-        "draw", "finished", "finished_s", "first_token_s", "generated", "has_state", "k", "last_end_s", "last_kept",
-        "last_round", "left", "longest_gap_s", "longest_wait", "num_accepted", "num_evaluated", "num_prefix_hits",
-        "on_finish", "output_len", "padded_len", "prompt_len", "replica", "rounds", "runs", "seq_len", "sequence",
-        "slot", "ticket", "to_prefill",
+        "draw", "finished", "finished_s", "first_token_s", "generated", "has_kv", "has_state", "k", "last_end_s",
+        "last_kept", "last_round", "left", "longest_gap_s", "longest_wait", "num_accepted", "num_evaluated",
+        "num_prefix_hits", "on_finish", "output_len", "padded_len", "prompt_len", "replica", "rounds", "runs",
+        "seq_len", "sequence", "slot", "ticket", "to_prefill",
     )  # fmt: skip
 
     def __init__(
@@ -126,7 +127,7 @@ class Request:
         self.ticket, self.runs = -1, b""
         self.blocks: list[int] = []
         self.num_prefix_hits = self.num_evaluated = self.num_accepted = 0
-        self.has_state = False
+        self.has_state = self.has_kv = False
         self.prompt_len, output_len, self.left = lengths
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
         self.seq_len, self.draft_lag, self.finished = self.prompt_len, 1, False

@@ -46,7 +46,7 @@ class Replica:
         number: int,
         drafting: Drafting | None = None,
     ):
-        self.env, self.log, self.number = env, log, number
+        self.env, self.scenario, self.log, self.number = env, scenario, log, number
         self.switches = scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
         self.least_lag = 1 if scenario.runs_draft else 0
@@ -159,10 +159,14 @@ class Replica:
             request.admitted_s, request.last_round = self.env.now, self.round_index - 1
             request.slot = self.free_slots.pop()
             self.kv_tokens += request.seq_len
-            self.log.num_to_cache[self.number] += request.num_cached
-            self.log.num_prefix_hits[self.number] += request.num_prefix_hits
+            self._note_hits(request)
             request.to_prefill = int(min(request.num_cached - request.num_prefix_hits, left))
         return self.pricing.prefill_s(entered)
+
+    def _note_hits(self, request: Request) -> None:
+        """Of a request that enters: tokens that must be cached, and those that are."""
+        self.log.num_to_cache[self.number] += request.num_cached
+        self.log.num_prefix_hits[self.number] += request.num_prefix_hits
 
     def _preempt(self, request: Request) -> None:
         """Free its slot. It keeps its tokens; they are prefilled when it is admitted again."""
@@ -292,7 +296,11 @@ class Replica:
             self.free_slots.append(request.slot)
             self.load_tokens -= request.most_tokens
             self.admission.release(request.most_tokens)
-            request.answer()
+            self._leaves(request)
+
+    def _leaves(self, request: Request) -> None:
+        """This replica has done with a request."""
+        request.answer()
 
 
 def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:

@@ -68,6 +68,12 @@ def allocator_of(engine: Engine, capacity_tokens: float | None) -> KVAllocator[R
     return PagedKVAllocator(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
 
 
+def prefill_engine(engine: Engine) -> Engine:
+    """The engine of a replica that caches prompts for others: nothing is drafted or decoded beside them."""
+    plain = replace(engine, num_speculative_tokens=0, draft_budget=Engine().draft_budget)
+    return replace(plain, execution="serial", joint_prefill=False)
+
+
 def scheduler_of(engine: Engine, switches: Switches) -> Scheduler[Request]:
     """Build the scheduler that a scenario names, with its departures from the engine."""
     lean_static = engine.scheduler == "static" and not switches.zombies

@@ -14,6 +14,7 @@ import simpy
 from refimpl.core.errors import require
 from simulator.service.acceptance import acceptance_of
 from simulator.service.cost import CostModel
+from simulator.service.fleet import Fleet
 from simulator.service.proposals import make_drafting
 from simulator.service.records import STAGES, EventLog, Request, RoundLine
 from simulator.service.replica import Replica
@@ -50,11 +51,13 @@ class Simulation:
         self.acceptance = acceptance_of(scenario, self.streams)
         self.cost: CostModel = make_cost(scenario, self.streams)
         drafting = make_drafting(scenario, self.streams, self.acceptance)
-        self.replicas = [
-            Replica(self.env, scenario, self.cost, self.log, self.streams, number, drafting)
-            for number in range(scenario.service.replicas)
-        ]
-        self.route = make_router(scenario, self.source)
+        route = make_router(scenario, self.source)
+        self.fleet = Fleet(self.env, scenario, self.cost, self.log, self.streams, route, drafting)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All that there ever were, in the order of their numbers."""
+        return self.fleet.replicas
 
     def run(self) -> EventLog:
         """Run to the end of the study.
@@ -66,10 +69,10 @@ class Simulation:
         start = {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]
         with collection_paused():
             start()
-            self.env.run(until=study.duration_s)
+            self.env.run(until=self.fleet.end(study.duration_s))
         for replica in self.replicas:
             replica.stop()
-        self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
+        self.log.end_s = float(self.env.now) if self.fleet.may_go_on else self.log.last_round_s
         self.cost.check_widths()
         self._refuse_coarse_clock()
         return self.log
@@ -82,23 +85,12 @@ class Simulation:
             given = f"after {end_s:.3g} s the clock has steps of {step_s:.3g} s, and a round takes {round_s:.3g} s"
             require(round_s == 0 or step_s <= COARSE * round_s, f"the study lasts too long: {given}")
 
-    def _may_go_on(self) -> bool:
-        """Whether a request is unfinished, or could still come: else nothing is observed after the last round."""
-        return any(replica.process.is_alive for replica in self.replicas)
-
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
         block_tokens = partial(self.source.block_tokens, index)
         request = Request(index, lengths, partial(self.acceptance.tile, index), block_tokens, self.env.now)
         self.log.requests.append(request)
         return request
-
-    def _submit(self, request: Request) -> None:
-        self.route(request, self.replicas).submit([request])
-
-    def _close(self) -> None:
-        for replica in self.replicas:
-            replica.close()
 
     # --- kinds of study ------------------------------------------------------------------------------------------
 
@@ -107,8 +99,8 @@ class Simulation:
         if self.scenario.workload.sort_prompts:
             requests.sort(key=lambda request: request.prompt_len)
         for request in requests:
-            self._submit(request)
-        self._close()
+            self.fleet.submit(request)
+        self.fleet.close()
 
     def _start_open(self) -> None:
         self.env.process(self._open_arrivals())
@@ -121,9 +113,9 @@ class Simulation:
                 yield self.env.timeout(time_s - self.env.now)
             for _ in together:
                 request = self._arrive(index)
-                self._submit(request)
+                self.fleet.submit(request)
                 index += 1
-        self._close()
+        self.fleet.close()
 
     def _start_closed(self) -> None:
         self.next_index = 0
@@ -140,7 +132,7 @@ class Simulation:
             self.next_index += 1
             finished = self.env.event()
             request.on_finish = finished.succeed
-            self._submit(request)
+            self.fleet.submit(request)
             yield finished
 
     def _refuse_too_many(self) -> None:

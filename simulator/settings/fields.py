@@ -23,6 +23,7 @@ VARIATION = Range(0, 10)  # relative standard deviations
 COUNT = Range(1, integer=True, most=MAX_TOKENS)
 WHOLE = Range(0, integer=True, most=MAX_TOKENS)
 REQUESTS = Range(1, integer=True, most=10**7, bytes_each=2**11)
+REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 REPLICATIONS = Range(1, integer=True, most=10**6, bytes_each=2**12)
 PAIRED = Range(2, integer=True, most=10**6, bytes_each=2**12)  # replications of a comparison
 WORKERS = Range(1, integer=True, most=max(64, 4 * (os.cpu_count() or 1)), bytes_each=150 * 2**20)

@@ -8,13 +8,15 @@ from refimpl.core.reading import is_file
 DATA = Path(os.environ.get("RAGGEDSPEC_DATA") or Path(__file__).parents[1] / "data")
 CALIBRATION, VALIDATION, PUBLISHED = (DATA / name for name in ("calibration", "validation", "published"))
 EXAMPLE = Path("example")  # in place of a file: the shipped one
-EXAMPLES = Path(__file__).parents[1] / "examples"  # scenario.yaml and sweep.yaml
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def or_example(path: str | Path, name: str) -> Path:
-    """The path itself; the shipped file `name` where the path is the word ``example`` and no such file exists."""
+    """The path itself; where no such file exists, ``example`` is the shipped file `name`, ``example/NAME`` another."""
     path = Path(path)
-    return EXAMPLES / name if path == EXAMPLE and not path.exists() else path
+    if path.exists() or EXAMPLE not in (path, path.parent):
+        return path
+    return EXAMPLES / (name if path == EXAMPLE else f"{path.name}.yaml")
 
 
 def find_data(path: str | Path) -> Path | None:

@@ -10,6 +10,7 @@ from simulator.settings.fields import (
     POSITIVE,
     PROBABILITIES,
     PROBABILITY,
+    REPLICAS,
     TEXT,
     VARIATION,
     Kinds,
@@ -108,6 +109,15 @@ COST: Kinds = {
         "attention": (("own", "widest"), "own"),
     },
 }
+POOLS: Kinds = {
+    "colocated": {},
+    "disaggregated": {
+        "prefill_replicas": REPLICAS,
+        "bytes_per_s": POSITIVE,
+        "latency_s": (NON_NEGATIVE, 0.0),
+        "draft": (("transferred", "recomputed"), "transferred"),
+    },
+}
 KINDS = {  # setting -> its kinds
     "study.arrivals": ARRIVALS,
     "workload.prompt_tokens": LENGTHS,
@@ -118,4 +128,5 @@ KINDS = {  # setting -> its kinds
     "lookup": LOOKUP,
     "head": HEAD,
     "cost": COST,
+    "service.pools": POOLS,
 }

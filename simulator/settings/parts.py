@@ -13,6 +13,7 @@ from simulator.settings.fields import (
     NON_NEGATIVE,
     POSITIVE,
     PROBABILITY,
+    REPLICAS,
     REQUESTS,
     Range,
     Spec,
@@ -20,12 +21,11 @@ from simulator.settings.fields import (
     number_field,
     spec_field,
 )
-from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, COMMON, LENGTHS
+from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, COMMON, LENGTHS, POOLS
 from simulator.settings.methods import engine_settings
 
 DEFAULT_BUDGET = 128
 BLOCKS = Range(1, 2**24, integer=True)
-REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
 RECORDED = ("trace", "replay")  # arrivals that were written down, and end
@@ -253,6 +253,8 @@ class Service:
         router: how requests are shared out among them: in turn; to the one with least unfinished tokens; by length of
             the prompt; or, with `by_prefix`, to the one whose cache holds most of their first tokens, of several to the
             one with least work.
+        pools: whether each replica does everything, or `prefill_replicas` beside them cache prompts and send K/V, at
+            `bytes_per_s` of one device, to the `replicas`, which decode; those of the draft are sent or made again.
         kv_capacity_bytes: of each replica, of its fullest device; requests wait until there is room for their prompts
             and budgets, and for the buffers of a working batch where the layout has one. None for what costs of kind
             roofline leave, else for no limit.
@@ -263,6 +265,7 @@ class Service:
 
     replicas: int = number_field(REPLICAS, 1)
     router: Literal["round_robin", "least_loaded", "by_length", "by_prefix"] = "round_robin"
+    pools: Spec = spec_field(POOLS, Spec.of("colocated"))
     kv_capacity_bytes: float | None = number_field(POSITIVE, None)
     slo_first_token_s: float | None = number_field(POSITIVE, None)
     slo_per_token_s: float | None = number_field(POSITIVE, None)
@@ -271,3 +274,15 @@ class Service:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def moves(self) -> bool:
+        """Whether requests go from one replica to another."""
+        return self.pools.kind != "colocated"
+
+    @property
+    def prompt_replicas(self) -> tuple[int, int]:
+        """Number of the first replica that caches prompts, and the number behind the last."""
+        if self.pools.kind == "colocated":
+            return 0, self.replicas
+        return self.replicas, self.replicas + int(self.pools["prefill_replicas"])

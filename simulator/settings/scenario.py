@@ -92,14 +92,17 @@ class Scenario:
                 yield f"switches.{name} needs engine.drafter model and engine.draft_budget fixed"
             if name not in OF_ARRIVALS and engine.execution != "serial":
                 yield f"switches.{name} needs engine.execution serial"
+            if self.service.moves:
+                yield f"switches.{name} is of servers that keep their requests: leave service.pools out"
             if name not in OF_ARRIVALS and engine.cuda_graphs:
                 yield f"switches.{name} is of rounds that are not recorded: leave engine.cuda_graphs out"
         if engine.joint_prefill and switches.discard_mixed_caches:
             yield "switches.discard_mixed_caches prefills rows in a pass of their own: leave engine.joint_prefill out"
         if engine.cuda_graphs and self.cost.kind == "roofline" and not self.cost.resolved(COST)["graphs"]:
             yield "cost.graphs false has passes that the host launches, engine.cuda_graphs records them: leave one out"
-        if self.service.kv_capacity_bytes is not None and not self.knows_kv_bytes:
-            yield "service.kv_capacity_bytes needs the bytes of a token: give cost.kv_bytes_per_token"
+        sized = {"kv_capacity_bytes": self.service.kv_capacity_bytes is not None, "pools": self.service.moves}
+        for name in (name for name, given in sized.items() if given and not self.knows_kv_bytes):
+            yield f"service.{name} needs the bytes of a token: give cost.kv_bytes_per_token"
         if self.study.arrivals.kind == "trace" and len(self.workload.lengths) > 2 and self.study.kind == "open":
             yield "workload.classes: a service trace brings the lengths: leave prompt_tokens and output_tokens out"
         if self.service.router == "by_prefix" and not self.shares_prefixes:
