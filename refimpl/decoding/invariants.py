@@ -359,7 +359,7 @@ def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:
     if num_cached == 0:
         return
     fresh = model.fresh_kv(sequence.token_ids[:num_cached])
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(found.dtype, 0.25)
+    tolerance = {torch.float64: 1e-5, torch.float32: 1e-3}.get(found.dtype, 0.25)  # norms are float32 in any format
     if model.kv_shape.states:
         tolerance = max(tolerance, STATE_TOLERANCE)
     error = float((found - fresh).abs().max() / fresh.abs().max().clamp(min=1))

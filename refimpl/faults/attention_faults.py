@@ -63,6 +63,19 @@ def sink_dropped(original: Any) -> Any:
     return own_attention
 
 
+@fault(attention, "own_attention", "output", "INV-4", **of("gemma2"))
+def softcap_dropped(original: Any) -> Any:
+    """In passes of several rows the scores of attention are not capped.
+
+    A batch says something else than each of its rows by itself.
+    """
+
+    def own_attention(module: Any, query: Any, *rest: Any, **settings: Any) -> Any:
+        return original(module, query, *rest, **settings | ({"softcap": None} if query.shape[0] > 1 else {}))
+
+    return own_attention
+
+
 @fault(LayerEntries, "own", "output", None, layouts=("paged",), settings={"architecture": "gemma4"})
 def shared_kv_of_the_latest_layer(original: Any) -> Any:
     """Layers without K/V of their own read what lies in the memory of the layer that they want: another layer's.

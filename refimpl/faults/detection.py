@@ -28,7 +28,7 @@ from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.faults.engine import FaultyEngine
 from refimpl.faults.law import check_law
 from refimpl.selfcheck.cases import Case, Run, expected_accepted, oracle_run, random_case, run_case
-from refimpl.selfcheck.reported import wrong_report
+from refimpl.selfcheck.reported import EXACT, ROUNDED, wrong_report
 
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
 LEVELS = ("host", "device", "oracle")
@@ -147,7 +147,7 @@ def _judge(fault: Fault | None, detector: str, case: Case) -> str | None:
     judges: dict[str, Callable[[], Any]] = {
         "output": lambda: wanted and run.outputs != wanted.outputs,
         "acceptance": lambda: not _follows_script(case, run),
-        "report": lambda: wanted and wrong_report(run, wanted),
+        "report": lambda: wanted and wrong_report(run, wanted, ROUNDED if case.architecture else EXACT),
     }
     return "differs" if detector in judges and judges[detector]() else None
 

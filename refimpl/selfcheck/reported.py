@@ -6,10 +6,11 @@ from refimpl.core.records import TokenLogprobs
 from refimpl.results import GeneratedSequence
 from refimpl.selfcheck.cases import Run
 
-TOLERANCE = 1e-9  # of a log-probability: the integer model's logits are exact, their logarithms are rounded
+EXACT = 1e-9  # of a log-probability: the integer model's logits are exact, their logarithms are rounded
+ROUNDED = 1e-5  # norms and softmax of transformers' models are float32 in any format
 
 
-def wrong_report(run: Run, wanted: Run) -> str:
+def wrong_report(run: Run, wanted: Run, tolerance: float = EXACT) -> str:
     """Name what a whole run reports otherwise than its tokens, its rounds and the oracle's run say; empty if nothing.
 
     Log-probabilities are compared where the oracle's run has them.
@@ -21,7 +22,7 @@ def wrong_report(run: Run, wanted: Run) -> str:
     for found, right in zip(run.result.sequences, wanted.result.sequences, strict=True):
         if (found.text, found.stop_reason) != (right.text, right.stop_reason):
             return f"text {found.text!r}, ended by {found.stop_reason}, not {right.text!r}, {right.stop_reason}"
-        if not _same_logprobs(found, right):
+        if not _same_logprobs(found, right, tolerance):
             return f"log-probabilities {found.logprobs}, not {right.logprobs}"
     return ""
 
@@ -48,13 +49,14 @@ def _counts(run: Run, sequences: range | list[int]) -> dict[str, int]:
     }
 
 
-def _same_logprobs(found: GeneratedSequence, right: GeneratedSequence) -> bool:
+def _same_logprobs(found: GeneratedSequence, right: GeneratedSequence, tolerance: float) -> bool:
     if not right.logprobs:
         return True
-    return len(found.logprobs) == len(right.logprobs) and all(map(_same_entry, found.logprobs, right.logprobs))
+    entries = zip(found.logprobs, right.logprobs, strict=False)
+    return len(found.logprobs) == len(right.logprobs) and all(_same_entry(*each, tolerance) for each in entries)
 
 
-def _same_entry(found: TokenLogprobs, right: TokenLogprobs) -> bool:
+def _same_entry(found: TokenLogprobs, right: TokenLogprobs, tolerance: float) -> bool:
     numbers = zip([found.logprob, *dict(found.top).values()], [right.logprob, *dict(right.top).values()], strict=True)
-    same = all(math.isclose(a, b, rel_tol=0, abs_tol=TOLERANCE) for a, b in numbers)
+    same = all(math.isclose(a, b, rel_tol=0, abs_tol=tolerance) for a, b in numbers)
     return found.token_id == right.token_id and list(dict(found.top)) == list(dict(right.top)) and same

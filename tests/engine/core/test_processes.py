@@ -19,5 +19,5 @@ print(*run_in_processes(grow, [(index,) for index in range(6)], 2))
 
 
 def test_a_replaced_worker_ends_no_run_where_warnings_are_errors() -> None:
-    child = subprocess.run([sys.executable, "-W", "error", "-c", GROWING], capture_output=True, text=True, timeout=120)
+    child = subprocess.run([sys.executable, "-W", "error", "-c", GROWING], capture_output=True, text=True, timeout=600)
     assert child.stdout == "0 1 2 3 4 5\n", child.stderr
