@@ -4,7 +4,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from refimpl.core.config import DecodeConfig, SamplingConfig
@@ -15,6 +15,7 @@ from refimpl.core.sequence import Sequence, StopStrings
 from refimpl.core.shown import counted
 from refimpl.core.tokens import check_stops
 from refimpl.core.values import require_int
+from refimpl.decoding.grammars import matcher_maker
 from refimpl.models.adapter import Pair
 
 Prompt = str | Seq[int] | Request
@@ -288,7 +289,24 @@ def _own_processing(
         not config.cuda_graphs,
         f"prompt {place} has processors of its logits, or the target's generation config has: cuda_graphs records none",
     )
-    return found
+    return found if found.grammar is None else _with_matchers(pair, found, place, stop_token_ids)
+
+
+def _with_matchers(pair: Pair, found: Processing, place: int, stop_token_ids: Iterable[int]) -> Processing:
+    """The same with a grammar that makes matchers.
+
+    Raises:
+        InputError: there are none, or what else the prompt asks for could leave no token that its grammar allows.
+    """
+    others = [name for name in ("bad_words_ids", "allowed_token_ids", "min_new_tokens") if getattr(found, name)]
+    require(not others, f"prompt {place} has a grammar and {others[:1]}, which together can leave no token")
+    if callable(found.grammar):
+        return found
+    require(bool(stop_token_ids), f"prompt {place} has a grammar, and no stop token where its text could end")
+    try:
+        return replace(found, grammar=matcher_maker(found.grammar or {}, pair.tokenizer, pair.vocab_size))
+    except InputError as error:
+        raise InputError(f"the grammar of prompt {place}: {error}") from error
 
 
 def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_len: int, max_new_tokens: int) -> None:

@@ -13,6 +13,7 @@ MODULES = [
     "refimpl.decoding.acceptance",
     "refimpl.decoding.cached",
     "refimpl.decoding.drafters",
+    "refimpl.decoding.grammars",
     "refimpl.decoding.invariants",
     "refimpl.decoding.passes",
     "refimpl.decoding.prefill",

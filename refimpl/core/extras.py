@@ -12,6 +12,7 @@ EXTRA_OF = {
     "dask": "sweep",
     "distributed": "sweep",
     "SALib": "sweep",
+    "llguidance": "grammar",
 }
 
 

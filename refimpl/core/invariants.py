@@ -28,6 +28,7 @@ STATEMENTS: dict[str, str] = {
     "INV-22": "a head goes on from its row's state behind the last committed token that the target was fed",
     "INV-23": "a processor of logits reads the row's committed text and its own drafts before the position",
     "INV-24": "the recurrent state of a row is that of its committed text and of nothing else",
+    "INV-25": "a grammar allows the committed text of its row, and its matcher is in the state behind that text",
 }
 
 

@@ -44,6 +44,11 @@ class Processing:
         "Functions of token ids and scores, as transformers' LogitsProcessor; called for each position.",
         none="none",
     )
+    grammar: Mapping[str, Any] | Callable | None = setting(
+        None,
+        "What all of the generated text is, as json_schema, regex or choice; or a function that makes matchers.",
+        none="any text",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, Processing)
@@ -61,6 +66,10 @@ class Processing:
         )
         for each in self.logits_processors or ():
             require(callable(each), f"logits_processors must be functions of token ids and scores, not {shown(each)}")
+        given = self.grammar
+        known = isinstance(given, Mapping) and [_is_grammar(*each) for each in given.items()] == [True]
+        forms = "json_schema with a mapping, regex with a text or choice with a list of texts"
+        require(given is None or callable(given) or known, f"grammar must have one of {forms}, not {shown(given)}")
 
     @property
     def processing(self) -> "Processing | None":
@@ -71,7 +80,7 @@ class Processing:
     @property
     def is_idle(self) -> bool:
         """Whether no logit changes."""
-        masks = self.logit_bias or self.bad_words_ids or self.allowed_token_ids is not None
+        masks = self.logit_bias or self.bad_words_ids or self.allowed_token_ids is not None or self.grammar
         return not (masks or self.min_new_tokens or self.logits_processors) and self.penalties == (1.0, 0.0, 0.0)
 
     @property
@@ -101,3 +110,10 @@ def _as_bias(given: Any) -> dict[int, float]:
         int(token) if isinstance(token, str) and token.isdecimal() else token: float(bias)
         for token, bias in given.items()
     }
+
+
+def _is_grammar(kind: str, what: Any) -> bool:
+    """Whether there is such a kind of grammar, and this is one."""
+    if kind == "choice":
+        return is_list(what) and len(what) > 0 and all(isinstance(each, str) for each in what)
+    return isinstance(what, Mapping | bool) if kind == "json_schema" else kind == "regex" and isinstance(what, str)

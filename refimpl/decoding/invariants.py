@@ -7,7 +7,8 @@
 | host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, counts of INV-20        |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4,   |
 |        | INV-18); keys of random numbers (INV-12); what a budget may look at (INV-20); states of heads |
-|        | (INV-22); texts that logits are processed with (INV-23); states of recurrent layers (INV-24)  |
+|        | (INV-22); texts that logits are processed with (INV-23), and grammars' matchers (INV-25);      |
+|        | states of recurrent layers (INV-24)                                                           |
 | oracle | also every row's K/V and state against a fresh forward pass over the row (INV-4, INV-24)      |
 """
 

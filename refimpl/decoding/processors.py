@@ -17,6 +17,7 @@ from torch import Tensor
 from refimpl.core.invariants import require_invariant
 from refimpl.core.processing import LogitsProcessor, Processing
 from refimpl.core.sequence import Sequence
+from refimpl.decoding.grammars import GrammarProcessor
 from refimpl.decoding.sampling import words_of
 
 FIRST_TOKENS = 64  # distinct ones that a new table has room for
@@ -123,6 +124,14 @@ class RowProcessors:
             self.checked,
         )
 
+    def followed(self, found: list[list[int]]) -> list[list[int]]:
+        """What was looked up for each row, up to the first token that its grammar forbids."""
+        return [self._followed(row, tokens) for row, tokens in enumerate(found)]
+
+    def _followed(self, row: int, tokens: list[int]) -> list[int]:
+        grammars = [each for each in self.others[row] if isinstance(each, GrammarProcessor)]
+        return grammars[0].followed(self.members[row].generated, tokens) if grammars else tokens
+
     def __call__(self, logits: Float[Tensor, "batch q vocab"], drafts: Seq[Tensor]) -> Float[Tensor, "batch q vocab"]:
         """Process the logits behind the last committed token and all of the drafts, or behind the last of these alone.
 
@@ -218,6 +227,7 @@ class Processors:
         self._vocab_size, self._device, self._checked = vocab_size, device, checked
         self._tables: dict[int, TokenTable] = {}  # by sequence
         self._biases: dict[int, Tensor] = {}
+        self._grammars: dict[int, GrammarProcessor] = {}
 
     def of(self, members: Seq[Sequence], limits: Seq[int]) -> RowProcessors | None:
         """Those of a round; None where nothing is processed."""
@@ -227,13 +237,28 @@ class Processors:
         penalties = [processing.penalties for processing in each]
         some = any(row != NOTHING.penalties for row in penalties)
         table = torch.tensor(penalties, dtype=torch.float64, device=self._device) if some else None
-        others = [others_of(processing) for processing in each]
+        others = [others_of(own) + self._grammar_of(m, own) for m, own in zip(members, each, strict=True)]
         return RowProcessors(members, limits, self._stacked(members), table, self._bias(members), others, self._checked)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is known of a row that has left."""
         self._tables.pop(sequence.index, None)
         self._biases.pop(sequence.index, None)
+        self._grammars.pop(sequence.index, None)
+
+    def after_commit(self, members: Seq[Sequence]) -> None:
+        """Check the grammars of a round's rows."""
+        for row in members if self._checked else ():
+            if row.index in self._grammars:
+                self._grammars[row.index].check(row)
+
+    def _grammar_of(self, row: Sequence, processing: Processing) -> tuple[LogitsProcessor, ...]:
+        if processing.grammar is None:
+            return ()
+        if row.index not in self._grammars:
+            assert callable(processing.grammar)
+            self._grammars[row.index] = GrammarProcessor(processing.grammar, row.prompt_len, row.stop_token_ids)
+        return (self._grammars[row.index],)
 
     def _stacked(self, members: Seq[Sequence]) -> Int[Tensor, "batch 3 distinct"]:
         read = {i: self._table_of(m).read(m) for i, m in enumerate(members) if is_processed(m)}

@@ -150,6 +150,7 @@ def _commit(
     if context.drafter.states:
         context.drafter.states.commit(members, kept)
     context.checker.after_commit(members, outcomes)
+    context.processors.after_commit(members)
     return outcomes
 
 

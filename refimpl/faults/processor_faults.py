@@ -8,10 +8,15 @@ import torch
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import processors
+from refimpl.decoding.grammars import GrammarProcessor
 from refimpl.decoding.processors import Texts, TokenTable
 from refimpl.faults.base import fault, result_changed
+from refimpl.models.table_model import VOCAB_SIZE
+from refimpl.selfcheck.state_machine import StateMachine
 
 PENALTIES = {"own": ({"repetition_penalty": 1.8}, {"repetition_penalty": 0.6, "presence_penalty": 1.0})}
+IN_TURN = [dict.fromkeys(range(state, VOCAB_SIZE, 3), (state + 1) % 3) for state in range(3)]  # every third token
+GRAMMAR = {"own": ({"grammar": StateMachine(IN_TURN, (), VOCAB_SIZE)},)}
 
 
 @fault(processors, "texts_of", "output", "INV-23", settings=PENALTIES, sources=("sgl-project/sglang#28179",))
@@ -62,3 +67,40 @@ def parameters_of_row_zero(original: Any) -> Any:
     What a request has asked for depends on who came first; with one request, or equal ones, all is well.
     """
     return lambda logits, texts, penalties: original(logits, texts, penalties[:1].expand_as(penalties))
+
+
+@fault(
+    Texts,
+    "used",
+    "output",
+    "INV-25",
+    settings=GRAMMAR,
+    sources=("vllm-project/vllm#44006", "vllm-project/vllm#44292", "vllm-project/vllm#44297"),
+)
+@result_changed
+def bonus_row_unmasked(right: range, texts: Texts, *_: Any) -> range:
+    """The grammar does not mask the position behind the last draft.
+
+    JSON breaks where all drafts were accepted: the next token is any.
+    """
+    return right[:-1] if len(texts.before) > 1 else right
+
+
+@fault(
+    GrammarProcessor,
+    "roll_back",
+    "output",
+    "INV-25",
+    settings=GRAMMAR,
+    sources=("vllm-project/vllm#46272", "vllm-project/vllm#53777"),
+)
+def matcher_not_rolled_back(original: Any) -> Any:
+    """The matcher of a grammar stays behind drafts that were rejected.
+
+    After a rejection the text goes on as if the rejected tokens were in it: brackets close twice, or never.
+    """
+
+    def roll_back(self: GrammarProcessor, count: int) -> None:
+        del self._read[len(self._read) - count :]
+
+    return roll_back

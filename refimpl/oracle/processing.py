@@ -36,6 +36,8 @@ def processors_of(sequence: Sequence) -> LogitsProcessorList:
     if (allowed := settings.allowed_token_ids) is not None:
         found.append(PrefixConstrainedLogitsProcessor(lambda row, ids: list(allowed), 1))
     found.extend(settings.logits_processors or ())
+    if callable(settings.grammar):
+        found.append(Grammar(settings.grammar(), sequence))
     return found
 
 
@@ -60,3 +62,23 @@ class CountPenalties:
         for token in set(generated):
             scores[0, token] -= self.frequency * generated.count(token) + self.presence
         return scores
+
+
+class Grammar:
+    """A mask of what a grammar allows; its matcher reads every token once, and never goes back."""
+
+    def __init__(self, matcher: Any, sequence: Sequence):
+        self.matcher, self.num_read, self.stops = matcher, sequence.prompt_len, sequence.stop_token_ids
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        for token in input_ids[0, self.num_read :].tolist():
+            assert self.matcher.advance([token]) == 1
+        self.num_read = input_ids.shape[1]
+        mask = self.matcher.allowed()
+        goes_on = [token for token in mask.nonzero()[:, 0].tolist() if token not in self.stops]
+        stops = self.stops if self.matcher.can_end or not goes_on else []
+        allowed = [*goes_on, *(token for token in stops if token < len(mask))]
+        return torch.full_like(scores, -torch.inf).index_copy(
+            1, torch.tensor(allowed, device=scores.device), scores[:, allowed]
+        )

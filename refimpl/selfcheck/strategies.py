@@ -16,6 +16,7 @@ from refimpl.models.table_model import VOCAB_SIZE
 from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES
 from refimpl.selfcheck.cases import Case, Row, acceptance_lengths
 from refimpl.selfcheck.pair_cases import PairCase
+from refimpl.selfcheck.state_machine import StateMachine
 
 DRAFTINGS = (  # a search begins with the first
     DraftingConfig(),
@@ -93,6 +94,20 @@ OWN_SETTINGS: dict[
 }
 
 
+@st.composite
+def state_machines(draw: Any) -> StateMachine:
+    """Small grammars; some never end, and some come to where no token is allowed but those that stop a row."""
+    states = st.integers(0, draw(st.integers(0, 3)))
+    steps = st.dictionaries(st.integers(0, VOCAB_SIZE - 1), states, min_size=1, max_size=6)
+    found = draw(st.lists(steps, min_size=4, max_size=4))
+    return StateMachine(found, draw(st.lists(states, max_size=2)), VOCAB_SIZE)
+
+
+OWN_GRAMMAR: dict[str, st.SearchStrategy[Any]] = {
+    "grammar": state_machines(),
+    **{name: OWN_SETTINGS[name] for name in ("repetition_penalty", "logit_bias", "temperature", "top_k")},
+}
+
 SAMPLING = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([1.0, 0.3, 2.0]),
@@ -116,7 +131,7 @@ def cases(
     *,
     cancellations: bool = False,
     sampled: bool = False,
-    own: bool = False,
+    own: dict[str, st.SearchStrategy[Any]] | None = None,
     recurrent: bool = False,
     max_prompts: int = 6,
 ) -> Case:
@@ -126,13 +141,13 @@ def cases(
         draw: given by Hypothesis.
         cancellations: also cancel rows between rounds.
         sampled: temperature above 0 under the coupled rule, where equality still holds token for token.
-        own: rows may have settings of their own.
+        own: settings that rows may have of their own.
         recurrent: also on models that keep a state of each row.
         max_prompts: rows at most.
     """
     members = [draw(rows(prompt)) for prompt in draw(ragged_prompts(max_prompts=max_prompts))]
     if own:
-        settings = st.fixed_dictionaries({}, optional=OWN_SETTINGS)
+        settings = st.fixed_dictionaries({}, optional=own)
         members = [replace(row, own=tuple(draw(settings).items())) for row in members]
     batch_size = draw(st.integers(1, 4))
     extra: dict[str, Any] = {"acceptance": "coupled", **draw(SAMPLING)} if sampled else {}
@@ -165,11 +180,12 @@ def pair_cases(draw: Any, *, sampled: bool = False, own: bool = False, kinds: tu
 
     Args:
         draw: given by Hypothesis.
-        sampled, own: as for `cases`.
+        sampled: as for `cases`.
+        own: rows may have settings of their own.
         kinds: architectures; a shrunk case has the first that fails. Learned positions come first, since rotary
             embeddings hide a constant shift of all positions.
     """
-    case = draw(cases(sampled=sampled, own=own, max_prompts=4))
+    case = draw(cases(sampled=sampled, own=OWN_SETTINGS if own else None, max_prompts=4))
     scale = draw(st.sampled_from([1, 3]))  # tokens beyond the table model's vocabulary
     members = [replace(row, prompt=tuple(scale * token for token in row.prompt), agreements=None) for row in case.rows]
     return PairCase(

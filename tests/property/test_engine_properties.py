@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
@@ -16,7 +17,7 @@ from refimpl.models.table_model import MAX_POSITIONS, VOCAB_SIZE
 from refimpl.selfcheck import properties
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 from refimpl.selfcheck.properties import PropertyFailure, failure_of
-from refimpl.selfcheck.strategies import cases
+from refimpl.selfcheck.strategies import OWN_GRAMMAR, OWN_SETTINGS, cases
 
 SLOW = {"schedule_does_not_matter": 6}  # runs a case in all combinations of layout and scheduler
 
@@ -45,8 +46,10 @@ def test_sampled_output_equals_the_oracles_sample(case: Case) -> None:
         assert failure is None, failure
 
 
-@given(case=cases(sampled=True, own=True))
-def test_rows_with_settings_of_their_own_equal_the_oracles_sample(case: Case) -> None:
+@pytest.mark.parametrize("own", [OWN_SETTINGS, OWN_GRAMMAR], ids=["processors", "grammars"])
+@given(data=st.data())
+def test_rows_with_settings_of_their_own_equal_the_oracles_sample(own: dict, data: st.DataObject) -> None:
+    case = data.draw(cases(sampled=True, own=own))
     for check in (properties.output_equals_oracle, properties.order_does_not_matter):
         failure = failure_of(check, case, **{"checks": "device"} if check is properties.output_equals_oracle else {})
         assert failure is None, failure

@@ -1,6 +1,6 @@
 """Rejection sampling keeps the target's law: total variation exactly 0 over every branch of the real engine."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
@@ -11,6 +11,7 @@ from refimpl.core.request import Request
 from refimpl.faults import FAULTS
 from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation
 from refimpl.selfcheck.fraction_model import Penalties, fraction_pair
+from refimpl.selfcheck.state_machine import StateMachine
 
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]
 
@@ -74,6 +75,33 @@ def test_joint_law_under_a_repetition_penalty(method, drafter):
     assert total_variation(target_law(pair, rows), wanted) > 0.1
     with FAULTS["processor-ignores-drafts"].injected():
         assert total_variation(engine_law(pair, penalized, config), wanted) > 0
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The law of a target of whose tokens only those of a grammar are possible."""
+
+    machine: StateMachine
+
+    def apply(self, law, prompt, generated):
+        walk = self.machine()
+        assert walk.advance(generated) == len(generated)
+        return [mass if allowed else Fraction(0) for mass, allowed in zip(law, walk.allowed().tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+@pytest.mark.parametrize("drafter", ["model", "ngram", "head"])
+def test_joint_law_under_a_grammar(acceptance, drafter):
+    pair, machine = fraction_pair(3, seed=8), StateMachine([{0: 1, 1: 1}, {1: 0, 2: 0}], (), 3)
+    rows = [Request([0, 1, 0, 1], 3, 2), Request([1, 0], 2, 1)]
+    config = law_config(drafter=drafter, acceptance=acceptance, checks="device")
+    constrained = [replace(row, grammar=machine) for row in rows]
+    wanted = target_law(pair, rows, penalties=Masked(machine))
+    assert total_variation(engine_law(pair, constrained, config), wanted) == 0
+    assert total_variation(target_law(pair, rows), wanted) > 0.1
+    with FAULTS["bonus-row-unmasked"].injected():
+        unchecked = replace(config, checks="off")
+        assert drafter == "head" or total_variation(engine_law(pair, constrained, unchecked), wanted) > 0
 
 
 def product(first, second):

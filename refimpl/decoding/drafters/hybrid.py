@@ -38,7 +38,7 @@ class HybridDrafter:
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose what is found, and run the draft if some row finds nothing."""
-        found, device = self.lookup.find(members, limits), numbers.limits.device
+        found, device = self.lookup.find(members, limits, numbers), numbers.limits.device
         if all(tokens or not limit for tokens, limit in zip(found, limits, strict=True)):
             return lookup_drafts(found, device)
         drafts = self.model.draft(members, limits, numbers, as_tensor(found, max(limits), device))

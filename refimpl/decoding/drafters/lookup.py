@@ -42,11 +42,12 @@ class LookupDrafter:
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose what is found."""
-        return lookup_drafts(self.find(members, limits), numbers.limits.device)
+        return lookup_drafts(self.find(members, limits, numbers), numbers.limits.device)
 
-    def find(self, members: Seq[Sequence], limits: list[int]) -> list[list[int]]:
-        """Tokens for each member, up to its limit."""
-        return [self._find(member, limit) if limit else [] for member, limit in zip(members, limits, strict=True)]
+    def find(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> list[list[int]]:
+        """Tokens for each member, up to its limit and to what its grammar forbids."""
+        found = [self._find(member, limit) if limit else [] for member, limit in zip(members, limits, strict=True)]
+        return numbers.processors.followed(found) if numbers.processors else found
 
     def forget(self, sequence: Sequence) -> None:
         """Drop its index."""
