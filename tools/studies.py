@@ -269,6 +269,12 @@ OF_REQUESTS: dict[str, list[dict[str, Any]]] = {  # by turns
         {"logit_bias": {65: 1.0, 66: -1.0}, "bad_words_ids": [[67], [68, 69]], "min_new_tokens": 8}
     ],
     "transformers' no-repeat-ngram": [{"logits_processors": [NoRepeatNGramLogitsProcessor(4)]}],
+    "a JSON schema": [
+        {
+            "grammar": {"json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 40}},
+            "stop_token_ids": [0],
+        }
+    ],
     "temperature 0.8, top-p 0.9": [{"temperature": 0.8, "top_p": 0.9}],
     "temperatures and top-p that differ": [{"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.7, "top_p": 0.8}],
 }
