@@ -170,8 +170,8 @@ class Trial:
             verdict = self._failed(failure)
         except _Enough:
             verdict = self._failed(min(self._losses, key=_size))
-        except TimeUp:
-            verdict = self._out_of_time()
+        except (TimeUp, KeyboardInterrupt) as cause:
+            verdict = self._cut_short(self.subject.watch.end(cause))
         except Flaky:
             if not self._failures:
                 raise
@@ -283,7 +283,7 @@ class Trial:
         try:
             told = ask()
             self._told += [told] if told else []
-        except TimeUp:
+        except (TimeUp, KeyboardInterrupt):
             self._asked -= 1
             raise
         except NotSupported as refusal:
@@ -314,11 +314,11 @@ class Trial:
         told = {name: getattr(failure, name) for name in OF_FAILURES}
         return Verdict(self.name, "fail", before + failure.reason, **told)
 
-    def _out_of_time(self) -> Verdict:
+    def _cut_short(self, why: str) -> Verdict:
         if self._failures:
             smallest = min(self._failures, key=_size)
-            return self._failed(smallest, "the time was up before the smallest case was found; it fails with: ")
-        return Verdict(self.name, "not finished", f"the time was up after {counted(self._asked, 'case')}")
+            return self._failed(smallest, f"{why} before the smallest case was found; it fails with: ")
+        return Verdict(self.name, "not finished", f"{why} after {counted(self._asked, 'case')}")
 
     def _without_failure(self, in_batches: bool) -> Verdict:
         refusal = "".join(self._refusals[:1])
