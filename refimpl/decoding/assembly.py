@@ -9,7 +9,7 @@ from typing import Literal
 from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError, require
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.acceptance import fuse, make_rule
+from refimpl.decoding.acceptance import AcceptanceRule, fuse, make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
 from refimpl.decoding.checked_source import CheckedSource
 from refimpl.decoding.drafters import (
@@ -31,7 +31,7 @@ from refimpl.decoding.rounds import RoundContext
 from refimpl.decoding.sampling import RandomSource
 from refimpl.decoding.streams import make_streams
 from refimpl.decoding.timing import StageTimer
-from refimpl.drafting.budgets import make_budget
+from refimpl.drafting.budgets import DraftBudget, make_budget
 from refimpl.layouts import Layout, make_layout
 from refimpl.layouts.states import StateStore
 from refimpl.models.adapter import HuggingFaceLM, Pair
@@ -122,9 +122,11 @@ def assemble(
         lambda: ModelDrafter(
             _cached_model(pair, "draft", config, size, checker, timer, run_limits), rule, pair.vocab_size, budget
         ),
-        lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
+        lambda: _head_drafter(pair, checker, rule, budget, timer),
     )
     drafter = DRAFTER_MAKERS[config.drafter](makers) if run_limits.most_drafts else NoDrafts()
+    if drafter.states and drafter.states.reads.whole:
+        target.heard_by = drafter.states
     processors = Processors(pair.vocab_size, pair.device, checked=checker.covers("device"))
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, processors, target.window)
     passes: Passes = eager
@@ -134,6 +136,13 @@ def assemble(
     if config.execution == "overlapped":
         passes = OverlappedPasses(eager, checker, make_streams(pair.device))
     return RoundContext(target, drafter, passes, checker, processors, config.logprobs)
+
+
+def _head_drafter(
+    pair: Pair, checker: Checker, rule: AcceptanceRule, budget: DraftBudget, timer: StageTimer
+) -> HeadDrafter:
+    head = pair.require_head()
+    return HeadDrafter(head, TargetStates(checker, head.reads), rule, pair.vocab_size, budget, timer)
 
 
 def _is_compiled(pair: Pair) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,9 +15,17 @@ from refimpl.decoding.timing import StageTimer
 from refimpl.layouts import Layout
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.states import PassStates, StateStore
-from refimpl.layouts.store import Block, RowState
+from refimpl.layouts.store import Block, NoteHidden, RowState
 from refimpl.models.adapter import CausalLM, ForwardPacked
 from refimpl.placement import pays_to_pack
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """Is shown hidden states."""
+
+    def of_prompts(self, block: Block | PackedBlock, rows: Seq[RowState], start: int, stop: int) -> NoteHidden:
+        """What reads those of a block of prompts' tokens in [start, stop)."""
 
 
 @dataclass
@@ -32,6 +40,7 @@ class CachedModel:
         window: tokens a row of every verify pass, where passes have fixed shapes; else None.
         states: recurrent states of all rows; None for a model without any. Only a target has them: its one pass a round
             begins behind what each row has cached.
+        heard_by: is shown the hidden states of prompts; None where nobody asks.
     """
 
     model: CausalLM
@@ -40,6 +49,7 @@ class CachedModel:
     timer: StageTimer
     window: int | None
     states: StateStore | None = None
+    heard_by: Listener | None = field(default=None, init=False)
     _of_round: PassStates | None = field(default=None, init=False)
     _begun: Seq[int] = field(default=(), init=False)
 
@@ -63,6 +73,9 @@ class CachedModel:
     def feed_prompts(self, rows: Seq[RowState], tokens: Int[Tensor, "rows q"], start: int) -> None:
         """Cache positions [start, start + q) of prompts in one pass, which a recurrent layer takes in as a whole."""
         block = self.layout.prefill_block(rows, tokens, start)
+        if self.heard_by:
+            note = self.heard_by.of_prompts(block, rows, start, start + tokens.shape[1])
+            block = replace(block, note_hidden=note)
         if self.states is None:
             self.forward(block, 1)
             return
@@ -70,6 +83,13 @@ class CachedModel:
         states = PassStates(self.states, [row.slot for row in rows], step=count)
         self.forward(replace(block, states=states), 1)
         states.commit([count] * len(rows))
+
+    def packed_prompts(self, rows: Seq[RowState], tokens: Int[Tensor, "rows q"], start: int) -> PackedBlock:
+        """A packed block that caches positions [start, start + q) of prompts."""
+        block = self.layout.packed_prefill(rows, tokens, start)
+        if self.heard_by is None:
+            return block
+        return replace(block, note_hidden=self.heard_by.of_prompts(block, rows, start, start + tokens.shape[1]))
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block of the layout; logits of the members' rows."""

@@ -21,7 +21,6 @@ from refimpl.decoding.drafters import Drafter, HybridDrafter, LookupDrafter
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.passes import EagerPasses
 from refimpl.models.adapter import HuggingFaceLM, Pair
-from refimpl.models.head import RegressiveHead
 from refimpl.placement import pays_to_pack
 
 
@@ -208,6 +207,6 @@ def _models(pair: Pair, config: DecodeConfig) -> list[HuggingFaceLM]:
 def _weights(pair: Pair, config: DecodeConfig) -> list[Tensor]:
     """Parameters and buffers of the models that run, and of the head."""
     models: list[nn.Module] = [each.model for each in _models(pair, config)]
-    if config.drafting.drafter == "head" and isinstance(pair.head, RegressiveHead):
-        models.append(pair.head.block)
+    if config.drafting.drafter == "head":
+        models += [part for part in vars(pair.head).values() if isinstance(part, nn.Module)]
     return [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]

@@ -102,14 +102,14 @@ def _feed_rows(cached: CachedModel, chunks: Chunks, rows: Seq[RowState], first: 
             continue
         tokens = _tokens(cached, chunks, rows, start, stop)
         if forward := cached.forward_packed:
-            forward(cached.layout.packed_prefill(rows, tokens, start), 1)
+            forward(cached.packed_prompts(rows, tokens, start), 1)
         else:
             cached.feed_prompts(rows, tokens, start)
 
 
 def _packed(cached: CachedModel, chunk: Chunk[Sequence], row: RowState) -> PackedBlock:
     tokens = _tokens(cached, [chunk], [row], row.num_cached, row.seq_len)
-    return cached.layout.packed_prefill([row], tokens, row.num_cached)
+    return cached.packed_prompts([row], tokens, row.num_cached)
 
 
 def _rows(cached: CachedModel, chunks: Chunks) -> list[RowState]:

@@ -46,7 +46,7 @@ def lookup_counts_as_passes(right: Drafts, *_: Any) -> Drafts:
 @fault(states, "behind", "acceptance", "INV-22", settings=HEAD)
 def head_goes_on_behind_rejected_drafts(original: Any) -> Any:
     """The head begins with the state behind the last draft that was verified, whether it was accepted or not."""
-    return lambda values, kept: values[:, -1]
+    return lambda values, kept: [*values]
 
 
 @fault(TargetStates, "commit", "acceptance", "INV-22", settings=HEAD, sources=("turbo-tan/llama.cpp-tq3#79",))
@@ -56,7 +56,8 @@ def drafter_state_shared(_: None, self: TargetStates, members: Seq[Sequence], __
 
     With one request drafts are good; with several, acceptance collapses for all but one.
     """
-    self._kept |= dict.fromkeys([member.index for member in members], self._kept[members[0].index])
+    going_on = [member.index for member in members if self.has(member)]
+    self._kept |= {index: replace(self._kept[going_on[0]]) for index in going_on}
 
 
 @fault(ModelDrafter, "_feed", "acceptance", None, sources=("sgl-project/sglang#37472",))

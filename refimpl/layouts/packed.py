@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -82,7 +82,7 @@ class PackedBlock:
         write: called once per layer with that layer's keys and values ``[1, kv_heads, tokens, dim]``; stores them and
             returns what each part sees.
         rectangle: of the last part; None where it is one row.
-        note_hidden: called with what the LM head reads ``[1, num_logits, hidden]``; None where nobody asks.
+        note_hidden: who reads its hidden states; None where nobody asks.
         pooled: all rows, where the pool alone says what they see; None where a mask says more, or is checked.
         attend: answers all queries of the layer that was written last; None where they are answered part by part.
         spans: how far back each layer looks; empty where all look back to the beginning.
@@ -118,7 +118,7 @@ class PackedBlock:
 
         tokens, positions = (each.flatten()[rectangle.places][None] for each in (block.tokens, block.position_ids))
         note = block.note_hidden
-        note_rows = (lambda hidden: note(hidden[0][rectangle.index])) if note else None
+        note_rows = replace(note, note=lambda hidden: note.note(hidden[0][rectangle.index])) if note else None
         pooled = block.rows_in_pool(counts) if block.rows_in_pool else None
         return cls(tokens, positions, [sum(counts)], write, rectangle, note_rows, pooled)
 
@@ -135,7 +135,7 @@ class PackedBlock:
         positions = torch.cat([block.position_ids for block in blocks], dim=1)
         counts, last = [n for block in blocks for n in block.counts], blocks[-1]
         pooled = PooledRows.join([block.pooled for block in blocks])
-        return cls(tokens, positions, counts, write, last.rectangle, last.note_hidden, pooled)
+        return cls(tokens, positions, counts, write, last.rectangle, _note_of_all(blocks, sizes), pooled)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store a layer's entries; what the parts see of it is in `seen`."""
@@ -152,6 +152,18 @@ class PackedBlock:
         *single, last = tensor.split(self.counts, dim=2)
         yield from ((part, None) for part in single)
         yield last, self.rectangle
+
+
+def _note_of_all(blocks: Seq[PackedBlock], sizes: Seq[int]) -> NoteHidden | None:
+    """Hand each block that asks for them the hidden states of its tokens."""
+    asking = [block.note_hidden for block in blocks]
+
+    def note(hidden: Tensor) -> None:
+        for each, part in zip(asking, hidden.split(list(sizes), dim=1), strict=True):
+            if each:
+                each.note(part)
+
+    return next((replace(each, note=note) for each in asking if each), None)
 
 
 def _rectangle(block: Block, counts: Seq[int]) -> Rectangle:

@@ -268,7 +268,21 @@ class InPool:
 
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 AppendOf = Callable[[Tensor], Append]
-NoteHidden = Callable[[Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteHidden:
+    """Reads hidden states of a pass.
+
+    Attributes:
+        note: called with those of all tokens ``[batch, q, hidden]``.
+        layers: after how many layers each is read, in order, side by side; empty for the final norm's result.
+    """
+
+    note: Callable[[Tensor], None]
+    layers: Seq[int] = ()
+
+
 LookUp = Callable[[Seq[int]], PooledRows | None]
 
 
@@ -285,7 +299,7 @@ class Block:
             which may be in the memory that the next layer's will be in.
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
         members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
-        note_hidden: called with what the LM head reads ``[batch, num_logits, hidden]``; None where nobody asks.
+        note_hidden: who reads its hidden states; None where nobody asks.
         rows_in_pool: called with the tokens that each row feeds, its first; returns the rows that feed any. It
             returns None, or is None, where the mask says more than the pool, or is checked.
         append_of: called with places of tokens in the block, row by row; returns what appends the entries of these

@@ -1,7 +1,7 @@
 """What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
 
-Of this room only this file, `block_cache`, `cached_layers`, `checks`, `probe`, `attention`, `mixers` and the layers
-know transformers.
+Of this room only this file, `block_cache`, `cached_layers`, `checks`, `probe`, `attention`, `mixers`, the layers and
+heads with K/V know transformers.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class CausalLM(Protocol):
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits.
 
-        What these logits are made from, the last hidden states, is handed to ``block.note_hidden`` if that is there.
+        Hidden states of all tokens are handed to ``block.note_hidden`` if that is there.
         """
 
     @property

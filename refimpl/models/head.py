@@ -1,5 +1,8 @@
-"""Draft heads: they propose from the target's last hidden state, step by step, and cache nothing."""
+"""Draft heads: they propose from the target's hidden states, token by token."""
 
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -7,15 +10,75 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from refimpl.models.head_rows import HeadRows
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Which hidden states of the target a head reads.
+
+    Attributes:
+        layers: after how many layers of it, in order, side by side; empty for the final norm's result.
+        whole: whether it reads those of the whole text, and keeps K/V of them; else only the last.
+        again: of the last of these, so many once more in the next round, as it has seen them beside drafts.
+    """
+
+    layers: Seq[int] = ()
+    whole: bool = False
+    again: int = 0
+
+
+@runtime_checkable
+class Chain(Protocol):
+    """A head's drafts of one round."""
+
+    def feed(self, tokens: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch 1 vocab"]:
+        """Logits behind one more token a row: first the last committed one, then each draft."""
+
+    def finish(self) -> None:
+        """The chain is not fed any more."""
+
 
 @runtime_checkable
 class DraftHead(Protocol):
-    """Goes on from a hidden state of the target."""
+    """Goes on from hidden states of the target."""
 
+    @property
+    def reads(self) -> Reads:
+        """What it needs of them."""
+
+    def begin(self, rows: HeadRows) -> Chain:
+        """Begin a chain behind the last state of each row."""
+
+
+class SteppingHead:
+    """A head that goes on from the last state alone, and caches nothing."""
+
+    reads = Reads()
+
+    def begin(self, rows: HeadRows) -> "_Steps":
+        """See `DraftHead`."""
+        return _Steps(self, rows.states[:, -1])
+
+    @abstractmethod
     def step(
         self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]
     ) -> tuple[Float[Tensor, "batch hidden"], Float[Tensor, "batch 1 vocab"]]:
         """State and logits behind one more token a row."""
+
+
+@dataclass
+class _Steps:
+    head: SteppingHead
+    state: Float[Tensor, "batch hidden"]
+
+    def feed(self, tokens: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch 1 vocab"]:
+        """One step."""
+        self.state, logits = self.head.step(self.state, tokens)
+        return logits
+
+    def finish(self) -> None:
+        """Nothing is kept."""
 
 
 class RegressiveBlock(nn.Module):
@@ -49,7 +112,7 @@ def _normalised(vector: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows h
     return functional.rms_norm(vector, vector.shape[-1:])
 
 
-class RegressiveHead:
+class RegressiveHead(SteppingHead):
     """A regressive block on the LM head of its target, which it shares: for the logits, and for embeddings.
 
     Args:

@@ -51,7 +51,8 @@ class KernelLayers(LeanLayers):
 
     def through(self, block: Block | PackedBlock, x: Float[Tensor, "batch q hidden"]) -> tuple[Tensor, Tensor]:
         """The residual after the last layer, and what that layer adds to it."""
-        if isinstance(block, PackedBlock) or not block.in_pool or x.shape[1] > self.maskless_queries:
+        inner = block.note_hidden and block.note_hidden.layers
+        if isinstance(block, PackedBlock) or not block.in_pool or x.shape[1] > self.maskless_queries or inner:
             return super().through(block, x)
         entries, delta = x.flatten(0, 1), None
         with torch.cuda.device_of(x):

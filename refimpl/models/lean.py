@@ -261,10 +261,12 @@ class LeanLayers:
         """Logits of the last `num_logits` tokens of each row."""
         x = self.model.model.embed_tokens(block.tokens)
         x, delta = self.through(block, x if self.embedding_factor == 1 else x * self.embedding_factor)
-        hidden = self.norm(x[:, -num_logits:] + delta[:, -num_logits:])
-        if block.note_hidden:
-            block.note_hidden(hidden)
-        logits: Tensor = self.head(hidden)
+        noted = block.note_hidden
+        kept = slice(None) if noted and not noted.layers else slice(-num_logits, None)
+        hidden = self.norm(x[:, kept] + delta[:, kept])
+        if noted and not noted.layers:
+            noted.note(hidden)
+        logits: Tensor = self.head(hidden[:, -num_logits:])
         return logits if self.logits_scaling == 1 else logits / self.logits_scaling
 
     def through(self, block: Block | PackedBlock, x: Float[Tensor, "batch q hidden"]) -> tuple[Tensor, Tensor]:
@@ -272,10 +274,16 @@ class LeanLayers:
         attend = self._attention(block)
         cos, sin = self._turns(x, block.position_ids)
         delta, by_head = torch.zeros_like(x), isinstance(block, Block)
+        noted, inner = block.note_hidden, list[Tensor]()
         for i, layer in enumerate(self.layers):
             x, query, key, value = self.attend_to(layer, x, delta, cos, sin, by_head=by_head)
+            if noted and i in noted.layers:
+                inner.append(x)
             seen = block.append(i, key, value)
             x, delta = self.finish(layer, x, attend(query, *seen, layer.scaling))
+        if noted and noted.layers:
+            last = [x + delta] if len(self.layers) in noted.layers else []
+            noted.note(torch.cat([*inner, *last], dim=-1))
         return x, delta
 
     def _turns(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

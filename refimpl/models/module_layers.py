@@ -59,18 +59,22 @@ class ModuleLayers:
 
     @contextmanager
     def _noting(self, block: Block | PackedBlock) -> Iterator[None]:
-        """Hand what the LM head reads in this thread to a block that asks for it."""
+        """Hand hidden states of this thread's pass to a block that asks for them."""
         if block.note_hidden is None:
             yield
             return
-        note, thread = block.note_hidden, get_ident()
+        decoder: Any = self.model.get_decoder()
+        layers, thread, states = block.note_hidden.layers, get_ident(), list[Tensor]()
 
-        def note_own(_: Any, read: tuple[Tensor]) -> None:
+        def keep_own(_: Any, __: Any, result: Any) -> None:
             if get_ident() == thread:
-                note(read[0])
+                states.append(result if isinstance(result, Tensor) else result[0])
 
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(note_own)
+        read = [decoder.layers[number - 1] for number in layers] or [decoder]
+        hooks = [module.register_forward_hook(keep_own) for module in read]
         try:
             yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
+        block.note_hidden.note(torch.cat(states, dim=-1))

@@ -27,6 +27,7 @@ from torch import Tensor
 from refimpl.layouts.spans import FULL, Span
 from refimpl.layouts.store import Block, KVShape, StatePart
 from refimpl.models.adapter import FeedRow, Pair
+from refimpl.models.head import SteppingHead
 
 NUM_LAYERS = 2
 ENTRY_BITS = 43  # the sum of 256 entries stays below 2^51, exact in float64
@@ -134,7 +135,7 @@ class TableModel:
             state = mix_tensor(seen_keys[..., 0].long()) + seen_values[..., 0].long()
             hidden = [seen_keys[..., 1], *hidden[1:], seen_keys[..., 0], seen_values[..., 0]]
         if block.note_hidden:
-            block.note_hidden(torch.stack(hidden, dim=-1)[:, -last:])
+            block.note_hidden.note(torch.stack(hidden, dim=-1))
         return hidden[0][:, -last:], state[:, -last:]
 
     def _sums(self, block: Block, entries: Int[Tensor, "batch q 2"]) -> Float[Tensor, "batch q 2"]:
@@ -237,7 +238,7 @@ class ScriptedDraft(TableModel):
         return torch.where(self._agrees[lane, position + 1][..., None], logits, spoiled)
 
 
-class ScriptedHead:
+class ScriptedHead(SteppingHead):
     """A draft head that agrees as the scripted draft does, while the state that it begins with is the right one.
 
     What the integer model hands out as its hidden state is the row's first token, the position, and the sums of what
@@ -250,7 +251,7 @@ class ScriptedHead:
     def step(
         self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]
     ) -> tuple[Float[Tensor, "batch hidden"], Float[Tensor, "batch 1 vocab"]]:
-        """See `DraftHead`."""
+        """See `SteppingHead`."""
         first, position, *sums = (each[:, None] for each in state.unbind(dim=-1))
         after, word = [first, position + 1], torch.zeros_like(tokens)
         for layer in range(NUM_LAYERS):

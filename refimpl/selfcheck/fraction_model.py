@@ -13,6 +13,7 @@ from torch import Tensor
 from refimpl.core.request import Request
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models.adapter import FeedRow, Pair
+from refimpl.models.head import SteppingHead
 
 Law = dict[tuple[int, ...], Fraction]
 JointLaw = dict[tuple[tuple[int, ...], ...], Fraction]
@@ -64,7 +65,7 @@ class FractionModel:
         before = self._lookup(visible & (position[:, None] == query - 1), token, self.vocab_size)
         last = self._lookup(visible & (position[:, None] == query), token, 0)
         if block.note_hidden:
-            block.note_hidden(last[..., None].double())
+            block.note_hidden.note(last[..., None].double())
         return self.next_logits(before, last)
 
     def next_logits(self, before: Any, token: Any) -> Tensor:
@@ -92,14 +93,14 @@ class FractionModel:
         return entries.expand(1, 2, 1, *entries.shape)
 
 
-class FractionHead:
+class FractionHead(SteppingHead):
     """A draft head that has the laws of a draft; its state is the last token."""
 
     def __init__(self, draft: FractionModel):
         self.draft = draft
 
     def step(self, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See `DraftHead`."""
+        """See `SteppingHead`."""
         return tokens.double(), self.draft.next_logits(state.long(), tokens)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from threading import get_ident
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.drafters import TargetStates, states
-from refimpl.decoding.drafters.states import check_place
+from refimpl.decoding.drafters.states import check_places
 from refimpl.models.table_model import table_pair
 from refimpl.pairs.heads import NORMS, load_head, save_head
 from refimpl.pairs.names import TINY
@@ -78,7 +79,7 @@ def test_states_are_those_of_a_fresh_pass(llama, method, settings, monkeypatch):
 
     def spied(self, members):
         states = of(self, members)
-        used.extend((m.token_ids[:-1], states[i]) for i, m in enumerate(members) if self.has(m) and not m.finished)
+        used.extend((m.token_ids[:-1], states[i][-1]) for i, m in enumerate(members) if self.has(m))
         return states
 
     monkeypatch.setattr(TargetStates, "of", spied)
@@ -101,20 +102,21 @@ def test_states_are_handed_out_only_where_they_are_asked_for(llama, monkeypatch)
     def refuse():
         raise AssertionError("hidden states are asked for")
 
-    monkeypatch.setattr(llama.target.model, "get_output_embeddings", refuse)
+    monkeypatch.setattr(llama.target.model, "get_decoder", refuse)
     generate(llama, PROMPTS, **SETTINGS | {"drafter": "model"})
     with pytest.raises(AssertionError, match="asked for"):
         generate(llama, PROMPTS, **SETTINGS)
 
 
 def test_threads_that_share_a_pair_get_their_own_states(llama):
-    """Another thread's pass reaches the LM head while this one's has not ended."""
+    """Another thread's pass runs the layers while this one's has not ended."""
     model, alone = llama.target.model, generate(llama, PROMPTS, **SETTINGS)
-    lm_head = model.get_output_embeddings()
+    decoder, main = model.get_decoder(), get_ident()
 
     def run_beside(*_):
-        with ThreadPoolExecutor(1) as other:
-            other.submit(lm_head, lm_head.weight[:1]).result()
+        if get_ident() == main:
+            with ThreadPoolExecutor(1) as other:
+                other.submit(torch.inference_mode(decoder), torch.tensor([[1, 2, 3]])).result()
 
     hook = model.register_forward_hook(run_beside)
     try:
@@ -128,9 +130,9 @@ def test_threads_that_share_a_pair_get_their_own_states(llama):
 @pytest.mark.parametrize("place", [(1, 3, 7), (0, 4, 7), (0, 3, 6)])
 def test_a_state_of_another_place_is_noticed(place):
     row = Sequence(0, [9, 9, 9, 7, 5], 4)
-    check_place(row, torch.tensor((0, 3, 7)))
+    check_places(row, torch.tensor([(0, 2, 9), (0, 3, 7)]))
     with pytest.raises(InvariantViolation, match=r"INV-22 in row 0: .*expected sequence 0, position 3, token 7, found"):
-        check_place(row, torch.tensor(place))
+        check_places(row, torch.tensor([(0, 2, 9), place]))
 
 
 def test_the_state_of_a_row_that_has_left_is_forgotten(llama, monkeypatch):
@@ -149,7 +151,7 @@ def test_the_state_of_a_row_that_has_left_is_forgotten(llama, monkeypatch):
 @pytest.mark.parametrize(("level", "looks"), [("host", False), ("device", True)])
 def test_places_are_compared_where_checks_read_the_device(llama, level, looks, monkeypatch):
     seen = []
-    monkeypatch.setattr(states, "check_place", lambda sequence, _: seen.append(sequence.index))
+    monkeypatch.setattr(states, "check_places", lambda sequence, _: seen.append(sequence.index))
     generate(llama, PROMPTS, method="inplace", checks=level, **SETTINGS)
     assert bool(seen) is looks
 
@@ -238,8 +240,7 @@ def test_what_is_no_head_is_refused(saved, llama, tmp_path):
         with pytest.raises(InputError, match=f"cannot load the head .*{name}: its tensors are not those of a draft"):
             load_head(tmp_path / name, llama.target.model)
     (tmp_path / "text").write_text("no tensors")
-    (tmp_path / "folder").mkdir()
-    for name, reason in (("text", ""), ("nothing", "it is no file"), ("folder", "it is no file")):
+    for name, reason in (("text", ""), ("nothing", "it is no file, and no checkpoint")):
         with pytest.raises(InputError, match=f"cannot load the head .*{name}: {reason}"):
             load_head(tmp_path / name, llama.target.model)
 
@@ -247,8 +248,8 @@ def test_what_is_no_head_is_refused(saved, llama, tmp_path):
 def test_a_pair_without_a_head(llama):
     with pytest.raises(InputError, match="the pair 'random llama' has no draft head: load one that was trained for"):
         generate(dataclasses.replace(llama, head=None), PROMPTS, **SETTINGS)
-    with pytest.raises(InputError, match="drafter 'head' needs a head that was trained for some/target: give its file"):
-        load_pair("some/target", drafter="head")
+    with pytest.raises(InputError, match="drafter 'head' needs a head that was trained for qwen3: give its file"):
+        load_pair("qwen3", drafter="head", random_weights=True)
 
 
 def test_the_bundled_head(bundled_prompts):
