@@ -92,7 +92,12 @@ class HeadOptions(PairOptions):
     """A pair that may have a draft head, for commands that take a drafter."""
 
     head: Annotated[
-        str | None, option(MODELS, "File of a draft head that was trained for the target; tiny has one.")
+        str | None,
+        option(
+            MODELS,
+            "Draft head that was trained for the target: a file, or the folder of a checkpoint with MTP layers.",
+            none="the target's own MTP layers; tiny has a file",
+        ),
     ] = None
 
     def load(self, **more: Any) -> Any:

@@ -112,8 +112,8 @@ class DraftingConfig:
         drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they occurred
             before, in the prompt or in the output (prompt lookup). ``"suffix"``: what followed the longest earlier
             match of the row's end, at most as many tokens as agree. ``"hybrid"``: as ngram; where some row finds
-            nothing, the draft goes on from what the rows have found. ``"head"``: a small network on the target's last
-            hidden state, trained for that target; a row's first round has no drafts.
+            nothing, the draft goes on from what the rows have found. ``"head"``: a small network on the target's
+            hidden states, trained for that target; a row's first round has no drafts.
         draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many.
             ``"by_load:1=7,4=5"``: with so many rows or more, at most so many drafts each. ``"capacity:16"``: so many
             for the whole round, those likeliest to survive; ``"capacity_own_token:16"`` ranks them as published, which

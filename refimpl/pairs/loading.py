@@ -1,9 +1,7 @@
 """Load pairs: bundled, preset, or any two local paths or hub ids. Weights come from safetensors only."""
 
-import logging
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from refimpl.pairs.classes import build, causal_class
 from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
-from refimpl.pairs.reading import from_pretrained
+from refimpl.pairs.reading import from_pretrained, quiet
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
@@ -59,7 +57,8 @@ def load_pair(
         draft: path or hub id of the draft; needed when `target` is not the name of a pair.
         drafter: what will propose tokens; for ``"ngram"``, ``"suffix"`` and ``"head"`` no draft is loaded, and
             `target` may be any path or hub id.
-        head: file of a draft head that was trained for the target; ``"tiny"`` has one of its own.
+        head: draft head that was trained for the target: a file, or the folder of a checkpoint with MTP layers; None
+            for the target's own MTP layers, and for the file that ``"tiny"`` has.
         device: for example ``"cpu"`` or ``"cuda"``; a CUDA device becomes the process's current one.
         dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
         random_weights, seed: build a preset's architecture with random weights on the device, without any download.
@@ -114,7 +113,7 @@ def make_pair(
     Args:
         target, draft: causal models with one vocabulary; padding rows may differ. A draft keeps no recurrent state.
             Without a draft only drafters that need none can propose.
-        head: file of a draft head that was trained for the target.
+        head: draft head that was trained for the target: a file, or the folder of a checkpoint with MTP layers.
         tokenizer: turns text into ids and back; None for prompts of ids alone.
         stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: ids that are tokens, not padding rows; needed where sizes differ and there is no tokenizer.
@@ -186,7 +185,7 @@ def _random_models(named: Named, device: torch.device, dtype: torch.dtype, seed:
 def _load_model(
     role: str, name: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool
 ) -> PreTrainedModel:
-    with _quiet():
+    with quiet():
         config = from_pretrained(AutoConfig, role, name, trust_remote_code=trust_remote_code)
         _refuse_without_weights(config, f"{role} {name}", trust_remote_code)
         model, info = from_pretrained(
@@ -237,7 +236,7 @@ def _load_tokenizer(role: str, name: str, trust_remote_code: bool) -> Any:
     """The tokenizer; None for a folder without one, whose pair takes token ids only."""
     if is_folder(name) and not any(next(Path(name).glob(kind), None) for kind in TOKENIZER_FILES):
         return None
-    with _quiet():
+    with quiet():
         return from_pretrained(AutoTokenizer, role, name, trust_remote_code=trust_remote_code)
 
 
@@ -263,22 +262,3 @@ def _eos_ids(target: PreTrainedModel, tokenizer: Any) -> list[int]:
     for ids in (getattr(target.generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
         found += ids if isinstance(ids, list) else [] if ids is None else [ids]
     return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hush transformers' progress bars and hints while loading; afterwards they are as they were."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    has_bars = transformers.utils.logging.is_progress_bar_enabled()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if has_bars:
-            transformers.utils.logging.enable_progress_bar()

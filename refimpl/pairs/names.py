@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from refimpl.core.drafting import DrafterName, DraftingConfig
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.pairs.presets import PRESETS, ModelPreset
 
 TINY = Path(__file__).parent / "tiny"
@@ -23,7 +23,7 @@ class Named:
         title: what results and errors call the pair.
         paths: folder or hub id of each model.
         presets: architecture of each model of a published pair; empty for any other pair.
-        head: file of a draft head; None where there is none.
+        head: file of a draft head, or folder or hub id of a checkpoint with one; None where there is none.
     """
 
     title: str
@@ -50,7 +50,9 @@ def find_models(
     named = _find_named(_at_home(target), None if draft is None else _at_home(draft), drafter)
     named = named if head is None else replace(named, head=_at_home(head))
     if drafter == "head" and named.head is None:
-        raise InputError(f"drafter 'head' needs a head that was trained for {target}: give its file as head")
+        missing = f"drafter 'head' needs a head that was trained for {target}: give its file as head"
+        require(not named.presets, missing)
+        named = replace(named, head=named.paths[0])  # MTP layers of its own
     return named
 
 

@@ -1,10 +1,13 @@
 """Model folders of anybody: what is malformed in them becomes one line that names model, file and reason."""
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import AutoConfig, AutoTokenizer
 
 from refimpl.core.errors import InputError, require, shown
@@ -39,6 +42,25 @@ def from_pretrained(auto_class: Any, role: str, name: str, **options: Any) -> An
             f"cannot load the {role} {shown(name)} from the hub ({_reason(error)}); "
             "download it elsewhere and give the path of its folder"
         ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hush transformers' progress bars and hints while loading; afterwards they are as they were."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    has_bars = transformers.utils.logging.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if has_bars:
+            transformers.utils.logging.enable_progress_bar()
 
 
 @contextmanager
