@@ -39,6 +39,11 @@ class _Learner:
         return gain
 
 
+def law_at(temperature: float, logprobs: list[float]) -> np.ndarray:
+    """Probabilities at a temperature, from logarithms at temperature 1."""
+    return scipy.special.softmax(np.array(logprobs) / temperature)
+
+
 class Bets:
     """Wealth of all bettors.
 
@@ -90,9 +95,8 @@ class Bets:
     def _law_after(self, prefix: Prefix) -> np.ndarray | None:
         self._seen[prefix] += 1
         if prefix not in self._known and self._seen[prefix] > SEEN_BEFORE and len(self._known) < MOST_PREFIXES:
-            scaled = np.array(self._law(list(prefix))) / self.temperature
-            self._known[prefix] = np.exp(scaled - scipy.special.logsumexp(scaled))
-            self._learners[prefix] = [_Learner(scaled.size, strength) for strength in STRENGTHS]
+            law = self._known[prefix] = law_at(self.temperature, self._law(list(prefix)))
+            self._learners[prefix] = [_Learner(law.size, strength) for strength in STRENGTHS]
         return self._known.get(prefix)
 
     def _gains(self, prefix: Prefix, law: np.ndarray, token: int, *, verified: bool) -> list[float]:

@@ -1,13 +1,15 @@
 """Cases for any engine: searched ones, and fixed ones that go further."""
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
 from refimpl.conformance.limits import LONG_BATCH, Limits
-from refimpl.conformance.protocol import EngineSettings, Prompts
+from refimpl.conformance.protocol import Description, EngineSettings, Prompts
 from refimpl.core.tokens import EOS, PAD
 
 MAX_PROMPTS, MAX_PROMPT_TOKENS = 9, 10
@@ -48,6 +50,7 @@ LAWS = (
     Law((4, 1, 4, 1, 4), 2.0, 2, 3),  # something to look up
     Law((4, 1), 0.25, 2, 2, 0.25),
 )
+LAWS_OF_DRAFTS = (Law((4, 1), 1.0, 1, 3, 0.25),)  # that are given
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class EngineCase:
     stop_at: tuple[int, ...] = (0,)
     stop_row: int = 0
     with_stop_inside: bool = True
+
+    def stops(self, outputs: list[list[int]]) -> tuple[int, ...]:
+        """The stop tokens that the offsets stand for in some outputs."""
+        return tuple(dict.fromkeys(outputs[self.stop_row][offset] for offset in self.stop_at))
 
 
 def offered_ids(vocab_size: int) -> list[int]:
@@ -94,17 +101,17 @@ def _prompts(draw: Any, vocab_size: int, kind: str) -> Prompts:
 
 
 @st.composite
-def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False, stopped: bool = False) -> EngineCase:
+def engine_cases(draw: Any, engine: Description, *, sampled: bool = False, stopped: bool = False) -> EngineCase:
     """Batches of few rows or many, small when shrunk.
 
     Args:
         draw: given by Hypothesis.
-        vocab_size: of the engine.
+        engine: what it says of itself.
         sampled: with a temperature and a seed.
         stopped: with stop tokens of any row.
     """
     kind = draw(st.sampled_from(("ragged", "even", "wide", "repeating")))
-    prompts = _prompts(draw, vocab_size, kind)
+    prompts = _prompts(draw, engine.vocab_size, kind)
     settings = EngineSettings(
         max_new_tokens=draw(st.sampled_from(BUDGETS)),
         batch_size=draw(st.sampled_from(WIDE_BATCHES if kind == "wide" else BATCHES)),
@@ -117,15 +124,14 @@ def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False, stopped: 
 
 
 @st.composite
-def serving_cases(draw: Any, vocab_size: int, block_size: int) -> EngineCase:
+def serving_cases(draw: Any, engine: Description) -> EngineCase:
     """Prompts that come and are cancelled while others run.
 
     Args:
         draw: given by Hypothesis.
-        vocab_size: of the engine.
-        block_size: of the engine; first tokens are shared up to a token around multiples of it.
+        engine: whose block size first tokens are shared by, up to a token around multiples of it.
     """
-    token = st.sampled_from(offered_ids(vocab_size))
+    token, block_size = st.sampled_from(offered_ids(engine.vocab_size)), engine.block_size
     common = draw(st.lists(token, min_size=1, max_size=5)) * (2 * block_size + 1)
     cuts = [n * block_size + more for n in (0, 1, 2) for more in (-1, 0, 1) if n * block_size + more >= 0]
     begun = st.tuples(st.sampled_from(cuts), st.lists(token, min_size=1, max_size=2))
@@ -142,63 +148,75 @@ def serving_cases(draw: Any, vocab_size: int, block_size: int) -> EngineCase:
     return EngineCase(tuple(prompts), settings, ())
 
 
-def long_case(limits: Limits, vocab_size: int, *, sampled: bool = False) -> EngineCase:
+def _spread(lengths: Iterable[int], engine: Description, seed: int) -> Prompts:
+    """Prompts of some lengths, of any tokens."""
+    rng = random.Random(seed)
+    return tuple(tuple(rng.randrange(engine.vocab_size) for _ in range(length)) for length in lengths)
+
+
+def long_case(limits: Limits, engine: Description, *, sampled: bool = False) -> EngineCase:
     """A batch of prompts of very different lengths, decoded further than the cases that are searched."""
-    rng = random.Random(0)
     lengths = (limits.prompt_tokens, 1, -(-limits.prompt_tokens // 2), -(-limits.prompt_tokens // 5))
     size = limits.max_batch or LONG_BATCH
-    prompts = tuple(
-        tuple(rng.randrange(vocab_size) for _ in range(lengths[i % len(lengths)])) for i in range(max(size, LONG_BATCH))
-    )
+    prompts = _spread(islice(cycle(lengths), max(size, LONG_BATCH)), engine, 0)
     settings = EngineSettings(limits.new_tokens, size, limits.max_k or 3, temperature=1.0 if sampled else 0.0)
     return EngineCase(prompts, settings, (limits.new_tokens - 1,))
 
 
-def plain_case(limits: Limits, vocab_size: int) -> EngineCase:
-    """The long case in a batch without drafts."""
-    case = long_case(limits, vocab_size)
-    return replace(case, settings=replace(case.settings, num_speculative_tokens=0))
+def long_cases(limits: Limits, engine: Description, *, sampled: bool = False) -> tuple[EngineCase, ...]:
+    """That case alone."""
+    return (long_case(limits, engine, sampled=sampled),)
 
 
-def sharing_case(limits: Limits, vocab_size: int, block_size: int) -> EngineCase:
+def far_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
+    """What goes further than cases that are searched: long rows, also without drafts, first tokens in common, many."""
+    long = long_case(limits, engine)
+    plain = replace(long, settings=replace(long.settings, num_speculative_tokens=0))
+    return long, plain, _sharing_case(limits, engine), *wide_cases(limits, engine)
+
+
+def _sharing_case(limits: Limits, engine: Description) -> EngineCase:
     """Prompts with first tokens in common, up to one around multiples of a block, for engines that share K/V."""
-    size, rng = block_size, random.Random(1)
-    common = [rng.randrange(vocab_size) for _ in range(2 * size)]
+    size = engine.block_size
+    (common,) = _spread([2 * size], engine, 1)
     cuts = ((2 * size, 1), (size, 0), (size + 1, 0), (size - 1, 1), (size, 2), (2 * size - 1, 1))
-    prompts = tuple((*common[:cut], *(i % vocab_size,) * more) for i, (cut, more) in enumerate(cuts))
+    prompts = tuple((*common[:cut], *(i % engine.vocab_size,) * more) for i, (cut, more) in enumerate(cuts))
     prompts = tuple(prompt[: limits.prompt_tokens] for prompt in prompts)
     return EngineCase(prompts, EngineSettings(8, limits.max_batch or LONG_BATCH, limits.max_k or 3))
 
 
-def wide_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def wide_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """More rows at once than in any other greedy case; the larger batch has prompts of the smaller one again."""
     rng, (few, many) = random.Random(3), WIDE_ROWS
-    prompts = [tuple(rng.choices(range(vocab_size), k=1 + i % MAX_PROMPT_TOKENS)) for i in range(few)]
+    prompts = [tuple(rng.choices(range(engine.vocab_size), k=1 + i % MAX_PROMPT_TOKENS)) for i in range(few)]
     again = (*prompts, *prompts[: many - few])
     return tuple(EngineCase(again[:rows], EngineSettings(8, rows, limits.max_k or 3)) for rows in WIDE_ROWS)
 
 
-def even_case(limits: Limits, vocab_size: int) -> EngineCase:
-    """A batch whose rows all end at once, at the second of two stop tokens."""
-    prompt = tuple(token % vocab_size for token in (4, 1))
+def stopped_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
+    """The long case, and a batch whose rows all end at once, at the second of two stop tokens."""
+    prompt = tuple(token % engine.vocab_size for token in (4, 1))
     settings = EngineSettings(8, LONG_BATCH, limits.max_k or 3)
-    return EngineCase((prompt,) * LONG_BATCH, settings, (6, 2), with_stop_inside=False)
+    even = EngineCase((prompt,) * LONG_BATCH, settings, (6, 2), with_stop_inside=False)
+    return long_case(limits, engine), even
 
 
-def alone_case(limits: Limits, vocab_size: int) -> EngineCase:
-    """One row that is cancelled when it must have begun, and cannot have ended."""
+def served_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
+    """A row that is cancelled when it must have begun, and cannot have ended; a busy hour, also sampled where keyed."""
     drafts = limits.bounded(EngineSettings(num_speculative_tokens=1)).num_speculative_tokens
     settings = EngineSettings(ROUNDS_ALONE * (drafts + 1) + 1, 1, drafts, submit_at=(0,), cancel_at=(ROUNDS_ALONE,))
-    return EngineCase(((4 % vocab_size, 1),), settings, ())
+    alone, busy = EngineCase(((4 % engine.vocab_size, 1),), settings, ()), _busy_case(engine)
+    keyed = "keyed_sampling" in engine.supports
+    return alone, busy, *(replace(busy, settings=replace(busy.settings, temperature=1.0)),) * keyed
 
 
-def busy_cases(vocab_size: int, block_size: int, *, keyed: bool) -> tuple[EngineCase, ...]:
+def _busy_case(engine: Description) -> EngineCase:
     """Long rows, more than a small pool holds, that end at stop tokens; some are cancelled, and all come again.
 
-    They come over `LAST_ROUND` rounds. The same once more with samples, where they are keyed.
+    They come over `LAST_ROUND` rounds.
     """
-    rng, lengths = random.Random(2), (2 * block_size + 2, block_size + 1, 3, 2 * block_size + 1, block_size)
-    prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths]
+    size = engine.block_size
+    prompts = _spread((2 * size + 2, size + 1, 3, 2 * size + 1, size), engine, 2)
     settings = EngineSettings(
         12,
         LONG_BATCH,
@@ -206,60 +224,73 @@ def busy_cases(vocab_size: int, block_size: int, *, keyed: bool) -> tuple[Engine
         submit_at=(0, 0, 0, 1, 2, 5, 8, 11, 14, LAST_ROUND),
         cancel_at=(None, 1, None, LATE, None, None, None, 2, None, None),
     )
-    case = EngineCase((*prompts, prompts[1], *prompts[2:], prompts[0]), settings, (9, 5))
-    return (case, replace(case, settings=replace(settings, temperature=1.0))) if keyed else (case,)
+    return EngineCase((*prompts, prompts[1], *prompts[2:], prompts[0]), settings, (9, 5))
 
 
-def law_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
-    """One prompt very often, with few new tokens, for each of `LAWS`."""
-    return tuple(_law_case(limits, law, vocab_size) for law in LAWS)
+def turn_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
+    """Rows whose text, with what they generate, ends around a multiple of a block; one at a time, and a batch.
+
+    The second ends at a stop token of one of them.
+    """
+    size, budget = engine.block_size, 8
+    texts = [(budget // size + blocks) * size + more for blocks in (1, 2) for more in (0, 1, -1)]
+    prompts = _spread((max(1, min(text, limits.prompt_tokens) - budget) for text in texts), engine, 4)
+    alone = EngineCase(prompts, EngineSettings(budget, 1, limits.max_k or 3), ())
+    return alone, replace(alone, settings=replace(alone.settings, batch_size=LONG_BATCH), stop_at=(4,))
 
 
-def _law_case(limits: Limits, law: Law, vocab_size: int) -> EngineCase:
-    prompt = tuple(token % vocab_size for token in law.prompt)
-    settings = EngineSettings(law.tokens, LAW_BATCH, law.drafts, temperature=law.temperature, seed=1)
-    return EngineCase((prompt,) * int(law.share * limits.law_samples), settings)
+def law_cases(limits: Limits, engine: Description, laws: tuple[Law, ...] = LAWS) -> tuple[EngineCase, ...]:
+    """One prompt very often, with few new tokens, for each of some laws."""
+
+    def case(law: Law) -> EngineCase:
+        prompt = tuple(token % engine.vocab_size for token in law.prompt)
+        settings = EngineSettings(law.tokens, LAW_BATCH, law.drafts, temperature=law.temperature, seed=1)
+        return EngineCase((prompt,) * int(law.share * limits.law_samples), settings)
+
+    return tuple(map(case, laws))
 
 
-def warm_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def warm_cases(_: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """One prompt often, at a high temperature."""
     settings = EngineSettings(WARM_TOKENS, LAW_BATCH, 2, temperature=HOT, seed=1)
-    return (EngineCase(((4 % vocab_size, 1),) * WARM_ROWS, settings),)
+    return (EngineCase(((4 % engine.vocab_size, 1),) * WARM_ROWS, settings),)
 
 
-def seed_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def seed_cases(_: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """Enough tokens that two seeds do not give the same ones by chance."""
-    prompts = tuple((i % vocab_size, 1) for i in range(SEED_ROWS))
+    prompts = tuple((i % engine.vocab_size, 1) for i in range(SEED_ROWS))
     settings = EngineSettings(SEED_TOKENS, SEED_ROWS, 3, temperature=max(TEMPERATURES), seed=1)
     return (EngineCase(prompts, settings),)
 
 
-def control_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def control_cases(_: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """Many prompts that have nothing in common."""
     rng = random.Random(0)
-    prompts = tuple(tuple(rng.choices(range(vocab_size), k=CONTROL_PROMPT_TOKENS)) for _ in range(CONTROL_ROWS))
+    ids = range(engine.vocab_size)
+    prompts = tuple(tuple(rng.choices(ids, k=CONTROL_PROMPT_TOKENS)) for _ in range(CONTROL_ROWS))
     return (EngineCase(prompts, EngineSettings()),)
 
 
-def told_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def told_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """Cases for what is told beside tokens: long rows, and many."""
-    return long_case(limits, vocab_size), wide_cases(limits, vocab_size)[0]
+    return long_case(limits, engine), wide_cases(limits, engine)[0]
 
 
-def short_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def short_cases(_: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """Prompts that repeat themselves, and budgets that end rows amid drafts that a lookup finds."""
-    prompts = tuple((i % vocab_size, (i + 3) % vocab_size) * 4 for i in range(LONG_BATCH))
+    size = engine.vocab_size
+    prompts = tuple((i % size, (i + 3) % size) * 4 for i in range(LONG_BATCH))
     return tuple(EngineCase(prompts, EngineSettings(budget, LONG_BATCH, 8)) for budget in SHORT_BUDGETS)
 
 
-def mixed_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def mixed_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """A batch of prompts of several lengths, in both orders, for settings of their own."""
-    case = wide_cases(limits, vocab_size)[0]
+    case = wide_cases(limits, engine)[0]
     settings = replace(case.settings, max_new_tokens=12, batch_size=8)
     return replace(case, settings=settings), replace(case, prompts=case.prompts[::-1], settings=settings)
 
 
-def drafted_cases(limits: Limits, vocab_size: int) -> tuple[EngineCase, ...]:
+def drafted_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
     """A batch of few drafts and one of many, for drafts that are given."""
-    prompts = wide_cases(limits, vocab_size)[0].prompts[:6]
+    prompts = wide_cases(limits, engine)[0].prompts[:6]
     return tuple(EngineCase(prompts, EngineSettings(16, 3, drafts)) for drafts in (2, 5))

@@ -16,6 +16,7 @@ from typing import Any
 
 from refimpl.conformance import wire
 from refimpl.conformance.protocol import (
+    BLOCK_SIZE,
     MOST_TOLD,
     Call,
     Description,
@@ -24,10 +25,11 @@ from refimpl.conformance.protocol import (
     EngineLost,
     EngineSettings,
     NotSupported,
+    check_description,
     last_words,
 )
 from refimpl.conformance.remote import Remote
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import InputError
 from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
@@ -46,15 +48,10 @@ class CommandEngine(Remote):
     """
 
     def __init__(self, command: str, timeout_s: float = 60.0):
-        require(isinstance(command, str), f"command must be one text, as a shell reads it, not {shown(command)}")
         super().__init__(timeout_s)
         self.command, self._number = command, 0
         self._process: Any = None
-        try:
-            self._described = self.wait(self._open())
-        except BaseException:
-            self.close()
-            raise
+        self._described = self.open(self._start(), f"{command!r} does not describe itself")
         self.vocab_size, self.supports, self.block_size = self._described
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Any:
@@ -68,18 +65,13 @@ class CommandEngine(Remote):
         request = wire.request_of(Call(tuple(map(tuple, prompts)), settings), self._number)
         return self.wait(self._asked(request))
 
-    def close(self) -> None:
-        """End the server and everything that it started; one that waits for requests may end by itself first."""
-        if not self._loop.is_closed():
-            self.wait(self._leave())
-        super().close()
-
     async def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
-            await self._open_again()
+            await self._start_again()
         return await self._ask(request, self.timeout_s)
 
     async def _leave(self) -> None:
+        """End the server and everything that it started; one that waits for requests may end by itself first."""
         if self._process is not None:
             self._process.stdin.close()
             with contextlib.suppress(TimeoutError):
@@ -97,27 +89,18 @@ class CommandEngine(Remote):
         await process.wait()
         self._errors.close()
 
-    async def _open(self) -> Description:
+    async def _start_again(self) -> None:
+        try:
+            if (described := await self._start()) == self._described:
+                return
+            told = f"the engine describes itself as {described} after a crash, not as {self._described}"
+        except (InputError, EngineFailure, NotSupported) as error:
+            told = f"the engine does not start again: {error}"
+        await self._end()
+        raise EngineGone(told)
+
+    async def _start(self) -> Description:
         """Start the server; return what it says of itself."""
-        await self._start()
-        try:
-            return wire.description_of(await self._ask(wire.DESCRIBE, LOADING * self.timeout_s), self.command)
-        except BaseException as error:
-            await self._end()
-            if isinstance(error, EngineFailure | NotSupported):
-                raise InputError(f"{self.command!r} does not describe itself: {error}") from error
-            raise
-
-    async def _open_again(self) -> None:
-        try:
-            described = await self._open()
-        except InputError as error:
-            raise EngineGone(f"the engine does not start again: {error}") from error
-        if described != self._described:
-            await self._end()
-            raise EngineGone(f"the engine describes itself as {described} after a crash, not as {self._described}")
-
-    async def _start(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
         streams: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": self._errors, "limit": MAX_LINE}
         try:
@@ -126,6 +109,9 @@ class CommandEngine(Remote):
         except (OSError, ValueError) as error:
             self._errors.close()
             raise InputError(f"cannot start {self.command!r}: {error}") from error
+        told = await self._ask(wire.DESCRIBE, LOADING * self.timeout_s)
+        stated = told.get("vocab_size"), told.get("supports", ()), told.get("block_size", BLOCK_SIZE)
+        return check_description(self.command, *stated)
 
     async def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Write a line and read one; the server ends where there is none, or a wrong one."""

@@ -11,24 +11,21 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis.errors import Flaky
 
-from refimpl.conformance import cases
 from refimpl.conformance.cases import EngineCase
 from refimpl.conformance.limits import Limits
-from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, OF_BATCHES, SAMPLED, SERVED, STOPPED
+from refimpl.conformance.properties import ENGINE_PROPERTIES, OF_BATCHES, cases_of
 from refimpl.conformance.protocol import (
-    BLOCK_SIZE,
     EngineFailure,
     EngineGone,
     EngineLost,
     EngineSettings,
     EngineUnderTest,
     NotSupported,
-    check_engine_is_one,
 )
 from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.reach import reach_of
 from refimpl.conformance.subject import CaseFailure, Subject
-from refimpl.conformance.verdicts import ALL_PROPERTIES, DECIDING, RAGGEDNESS, Report, Verdict
+from refimpl.conformance.verdicts import ALL_PROPERTIES, RAGGEDNESS, Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import require, shown
 from refimpl.core.shown import counted
@@ -72,8 +69,7 @@ def check_engine(
     Raises:
         InputError: no engine, an unknown property, less than one case, or another argument that is none.
     """
-    check_engine_is_one(engine, name)
-    subject = Subject(engine, limits, reference, watch)
+    subject = Subject(engine, limits, reference, watch, name)
     verdicts: list[Verdict] = []
     profile = Raggedness()
     for wanted in known_properties(properties):
@@ -118,13 +114,6 @@ def known_properties(names: Iterable[str] | str | None) -> list[str]:
     return chosen
 
 
-def check_property(
-    subject: Subject, name: str, max_examples: int = 20, *, shrink: bool = True, seed: int = 0
-) -> Verdict:
-    """Search for a case that breaks one property and shrink it; if there is none, try the long case."""
-    return Trial(subject, name).verdict(max_examples, shrink=shrink, seed=seed)
-
-
 class _Enough(BaseException):
     """Ends the search; no `Exception`, so that Hypothesis lets it through."""
 
@@ -148,11 +137,10 @@ class Trial:
         self._right = list[EngineCase]()
         self._case: EngineCase | None = None
         self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
-        self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
-        self._searching = False
+        self._failures, self._num_losses, self._searching = list[CaseFailure](), 0, False
 
-    def verdict(self, max_examples: int, *, shrink: bool, seed: int) -> Verdict:
-        """Judge the property, unless the engine has gone in an earlier trial.
+    def verdict(self, max_examples: int, *, shrink: bool = True, seed: int = 0) -> Verdict:
+        """Search for a case that breaks the property, and shrink it; unless the engine has gone in an earlier trial.
 
         Raises:
             InputError: less than one case is asked for, or the seed is no integer.
@@ -169,9 +157,9 @@ class Trial:
         except CaseFailure as failure:
             verdict = self._failed(failure)
         except _Enough:
-            verdict = self._failed(min(self._losses, key=_size))
-        except TimeUp:
-            verdict = self._out_of_time()
+            verdict = self._failed(min(self._failures, key=_size))
+        except (TimeUp, KeyboardInterrupt) as cause:
+            verdict = self._cut_short(self.subject.watch.end(cause))
         except Flaky:
             if not self._failures:
                 raise
@@ -184,42 +172,18 @@ class Trial:
         return replace(verdict, asked=self._asked, answered=answered, shrunk=shrunk, refused=refused, reach=reach)
 
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
-        limits, vocab_size = self.subject.limits, self.subject.engine.vocab_size
         if self.saved:
-            self._check_case(self.saved)
-        elif self.name == RAGGEDNESS:
-            self._check(self._measure)
-        elif self.name in FIXED:
-            self._check_fixed(FIXED[self.name](limits, vocab_size), seed)
-        else:
-            searched, fixed = self._cases(limits, vocab_size)
-            self._planned = max_examples + len(fixed)
+            return self._check_case(self.saved)
+        if self.name == RAGGEDNESS:
+            return self._check(self._measure)
+        searched, fixed = cases_of(self.name, self.subject.limits, self.subject.stated)
+        self._planned = len(fixed) + (0 if searched is None else max_examples)
+        if searched is not None:
             self._search(searched, max_examples, shrink, seed)
-            for case in fixed:
-                self._check_case(case)
-
-    def _cases(self, limits: Limits, vocab_size: int) -> tuple[Any, tuple[EngineCase, ...]]:
-        """The strategy that is searched, and fixed cases that are checked behind it."""
-        engine, sampled = self.subject.engine, self.name in SAMPLED
-        block_size = getattr(engine, "block_size", BLOCK_SIZE)
-        if self.name in SERVED:
-            busy = cases.busy_cases(vocab_size, block_size, keyed="keyed_sampling" in engine.supports)
-            return cases.serving_cases(vocab_size, block_size), (cases.alone_case(limits, vocab_size), *busy)
-        fixed = [cases.long_case(limits, vocab_size, sampled=sampled)]
-        if self.name == DECIDING:
-            fixed += [cases.plain_case(limits, vocab_size), cases.sharing_case(limits, vocab_size, block_size)]
-            fixed += cases.wide_cases(limits, vocab_size)
-        if self.name == "stop_is_exact":
-            fixed.append(cases.even_case(limits, vocab_size))
-        searched = cases.engine_cases(vocab_size, sampled=sampled, stopped=self.name in STOPPED)
-        return searched, tuple(fixed)
-
-    def _check_fixed(self, fixed: tuple[EngineCase, ...], seed: int) -> None:
-        """Check cases whose samples alone depend on the seed of the search."""
-        self._planned = len(fixed)
-        for case in fixed:
+        for case in fixed:  # their samples alone depend on the seed of the search
             own = case.settings.seed + seed % MOST_SEEDS
             self._check_case(replace(case, settings=replace(case.settings, seed=own)))
+        return None
 
     def _search(self, searched: Any, max_examples: int, shrink: bool, seed: int) -> None:
         @hypothesis.seed(int.from_bytes(hashlib.sha256(f"{seed}:{self.name}".encode()).digest()[:8]))
@@ -283,7 +247,7 @@ class Trial:
         try:
             told = ask()
             self._told += [told] if told else []
-        except TimeUp:
+        except (TimeUp, KeyboardInterrupt):
             self._asked -= 1
             raise
         except NotSupported as refusal:
@@ -292,8 +256,7 @@ class Trial:
             raise self._noted(failure) from None
         except EngineFailure as broken:
             lost = self._noted(CaseFailure(str(broken), no_answer=True, place=broken.place))
-            if isinstance(broken, EngineLost | EngineGone):
-                self._lose(lost, broken)
+            self._end_if_lost(broken)
             raise lost from broken
 
     def _noted(self, failure: CaseFailure) -> CaseFailure:
@@ -301,24 +264,25 @@ class Trial:
         self._failures.append(failure)
         return failure
 
-    def _lose(self, failure: CaseFailure, broken: EngineFailure) -> None:
+    def _end_if_lost(self, broken: EngineFailure) -> None:
         """End the search where the engine cannot be asked again, or was lost too often."""
+        self._num_losses += isinstance(broken, EngineLost)
         if isinstance(broken, EngineGone):
             self.subject.gone = str(broken)
-        if not self.subject.gone or not self._losses:
-            self._losses.append(failure)
-        if self.subject.gone or len(self._losses) >= MAX_LOSSES:
+            if len(self._failures) > 1:
+                self._failures.pop()  # what came before says more
+        if self.subject.gone or self._num_losses >= MAX_LOSSES:
             raise _Enough from broken
 
     def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:
         told = {name: getattr(failure, name) for name in OF_FAILURES}
         return Verdict(self.name, "fail", before + failure.reason, **told)
 
-    def _out_of_time(self) -> Verdict:
+    def _cut_short(self, why: str) -> Verdict:
         if self._failures:
             smallest = min(self._failures, key=_size)
-            return self._failed(smallest, "the time was up before the smallest case was found; it fails with: ")
-        return Verdict(self.name, "not finished", f"the time was up after {counted(self._asked, 'case')}")
+            return self._failed(smallest, f"{why} before the smallest case was found; it fails with: ")
+        return Verdict(self.name, "not finished", f"{why} after {counted(self._asked, 'case')}")
 
     def _without_failure(self, in_batches: bool) -> Verdict:
         refusal = "".join(self._refusals[:1])

@@ -1,4 +1,4 @@
-"""Do two samples of continuations have the same distribution?"""
+"""Do two samples of continuations have the same distribution? Does something happen as often as it should?"""
 
 import math
 from collections import Counter
@@ -79,3 +79,23 @@ def _cells(first: Counter[Tokens], second: Counter[Tokens]) -> Cells:
 def _p_value(cells: Cells) -> float:
     """Pearson's chi-squared test that both samples have one law."""
     return float(scipy.stats.chi2_contingency(list(zip(*cells, strict=True))).pvalue) if len(cells) > 1 else 1.0
+
+
+def binomial_p_value(successes: int, trials: int, chance: float) -> float:
+    """Exact test, two-sided, that each trial succeeds with this chance: twice the smaller tail."""
+    law = scipy.stats.binom(trials, chance)
+    return min(1.0, 2 * float(min(law.cdf(successes), law.sf(successes - 1))))
+
+
+def visible_rate(trials: int, chance: float, rate: float) -> float:
+    """Difference from a chance from which on that test rejects with a probability of `SEEN` or more.
+
+    Args:
+        trials, chance: of the test.
+        rate: of false alarms.
+    """
+    law = scipy.stats.binom(trials, chance)
+    few, many = law.ppf(rate / 2) - 1, law.isf(rate / 2) + 1  # are rejected, as what is beyond
+    less = scipy.stats.beta.ppf(1 - SEEN, few + 1, trials - few) if few >= 0 else 0.0
+    more = scipy.stats.beta.ppf(SEEN, many, trials - many + 1) if many <= trials else 1.0
+    return float(max(chance - less, more - chance))

@@ -7,7 +7,6 @@ from refimpl.core.declared import Range, check_fields, documented, setting
 from refimpl.core.errors import require
 
 LONG_BATCH = 4
-MOST_PROMPT_TOKENS = 2**22  # of the long case
 ROWS, DRAFTS, TOKENS = (Range(1, most, integer=True) for most in (4096, 1024, 2**17))
 
 
@@ -17,8 +16,7 @@ class Limits:
     """How far the cases go; the kit knows nothing about what an engine does beyond.
 
     Raises:
-        InputError: a limit out of its range, `k` together with `max_k`, or prompts of more than `MOST_PROMPT_TOKENS`
-            together.
+        InputError: a limit out of its range, or `k` together with `max_k`.
     """
 
     prompt_tokens: int = setting(
@@ -44,12 +42,6 @@ class Limits:
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.k is None or self.max_k is None, "k and max_k exclude each other: give one of them")
-        tokens = max(self.max_batch or 0, LONG_BATCH) * self.prompt_tokens
-        require(
-            tokens <= MOST_PROMPT_TOKENS,
-            f"the prompts of the long case would have {tokens} tokens together, at most {MOST_PROMPT_TOKENS}: "
-            "lower prompt_tokens or max_batch",
-        )
 
     def bounded(self, settings: EngineSettings) -> EngineSettings:
         """The settings, within the largest batch and number of drafts."""

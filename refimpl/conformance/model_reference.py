@@ -21,7 +21,7 @@ class ModelReference:
         InputError: it cannot be loaded.
     """
 
-    supports = frozenset({"sampling", "logprobs"})
+    supports = frozenset({"sampling", "logprobs", "penalties"})
 
     def __init__(self, folder: str):
         self.model = load_pair(folder, drafter="ngram").target
@@ -38,10 +38,11 @@ class ModelReference:
 
     def _decode(self, prompt: list[int], settings: EngineSettings, row: int) -> tuple[list[int], list[float]]:
         choose = _chooser(settings.temperature, settings.seed * 1_000_003 + row)
+        penalty = settings.of_row(row).repetition_penalty
         feed, tokens, logprobs = self.model.fresh_row(), list(prompt), list[float]()
         fed = tokens
         for _ in range(settings.max_new_tokens):
-            law = _log_law(feed(fed))
+            law = _log_law(_penalized(feed(fed), tokens, penalty))
             fed = [choose(law)]
             tokens, logprobs = tokens + fed, [*logprobs, float(law[fed[0]])]
         return tokens[len(prompt) :], logprobs
@@ -49,6 +50,11 @@ class ModelReference:
 
 def _log_law(logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
     return logits.double().log_softmax(-1)
+
+
+def _penalized(logits: Float[Tensor, " vocab"], tokens: list[int], penalty: float) -> Float[Tensor, " vocab"]:
+    changed = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return logits.index_copy(0, seen := torch.tensor(sorted(set(tokens))), changed[seen])
 
 
 def _chooser(temperature: float, seed: int) -> Callable[[Tensor], int]:

@@ -7,14 +7,14 @@ An engine may also offer ``reference(prompts, settings)``: what plain autoregres
 engine itself is asked, one prompt at a time and with ``num_speculative_tokens=0``.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.declared import Range
+from refimpl.core.errors import require, shown
 from refimpl.core.shown import counted
-from refimpl.core.values import is_integer, is_number
+from refimpl.core.values import is_integer, is_list, is_number
 
 ABILITIES = {
     "sampling": "samples at a temperature above 0 from the reference's law",
@@ -24,6 +24,7 @@ ABILITIES = {
     "text": "reports texts",
     "counters": "reports counters",
     "row_settings": "rows of a batch have settings of their own: `rows`",
+    "penalties": "rows may have a `repetition_penalty`",
     "drafts": "tries given drafts: `drafts`",
     "streaming": "answers piece by piece: `stream`",
     "cancelling": "stops rows whose clients leave: `cancel_after`",
@@ -31,21 +32,27 @@ ABILITIES = {
 }
 REPORTS = ("logprobs", "text", "counters")
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
-MAX_BLOCK_SIZE = 4096
 MAX_VOCAB_SIZE = 2**31
-LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.01, 1e8  # loading may take ten times as long, and locks wait 9.2e9 s at most
+VOCAB_SIZES, BLOCK_SIZES = Range(2, MAX_VOCAB_SIZE, integer=True), Range(1, 4096, integer=True)
+TIMEOUT_S = Range(0.01, 1e8)  # loading may take ten times as long, and locks wait 9.2e9 s at most
 MOST_TOLD = 400  # characters of a message
 Prompts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class RowSettings:
-    """Settings that rows of one batch may have of their own; see `EngineSettings`."""
+    """Settings that rows of one batch may have of their own; see `EngineSettings`.
+
+    Attributes:
+        repetition_penalty: divides positive logits of tokens of the text, prompt included, and multiplies negative
+            ones; other than 1 only for engines that support ``"penalties"``.
+    """
 
     max_new_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -194,11 +201,8 @@ def check_engine_is_one(engine: Any, name: str) -> Description:
     Raises:
         InputError: it is no engine; the message begins with its name.
     """
-    if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
-        raise InputError(f"{name!r}: {shown(engine)} is no callable with vocab_size and supports")
-    own = getattr(engine, "reference", None)
-    if own is not None and not callable(own):
-        raise InputError(f"{name!r}: reference must be a function, not {shown(own)}")
+    is_one = callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")
+    require(is_one, f"{name!r}: {shown(engine)} is no callable with vocab_size and supports")
     return check_description(name, engine.vocab_size, engine.supports, getattr(engine, "block_size", BLOCK_SIZE))
 
 
@@ -208,29 +212,11 @@ def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any
     Raises:
         InputError: they are something else; the message begins with the engine's name.
     """
-    if not is_integer(vocab_size) or vocab_size < 2:
-        raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {shown(vocab_size)}")
-    if vocab_size > MAX_VOCAB_SIZE:
-        raise InputError(f"{name!r}: vocab_size must be at most {MAX_VOCAB_SIZE}, not {shown(vocab_size)}")
-    if isinstance(supports, str | Mapping) or not isinstance(supports, Collection):
-        raise InputError(f"{name!r}: supports must be a list of abilities, not {shown(supports)}")
-    for ability in supports:
-        if ability not in ABILITIES:
-            raise InputError(f"{name!r}: unknown ability {shown(ability)} in supports: choose {', '.join(ABILITIES)}")
-    if not is_integer(block_size) or not 1 <= block_size <= MAX_BLOCK_SIZE:
-        raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
-    return Description(int(vocab_size), frozenset(supports), int(block_size))
-
-
-def check_timeout(timeout_s: float) -> float:
-    """Return the seconds that an answer may take.
-
-    Raises:
-        InputError: a timer cannot count them.
-    """
-    told = f"timeout_s must be from {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds, not {shown(timeout_s)}"
-    require(isinstance(timeout_s, Real) and LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S, told)
-    return timeout_s
+    size = VOCAB_SIZES.check(vocab_size, f"{name!r}: vocab_size")
+    require(is_list(supports, Collection), f"{name!r}: supports must be a list of abilities, not {shown(supports)}")
+    unknown = [ability for ability in supports if ability not in tuple(ABILITIES)]
+    require(not unknown, f"{name!r}: unknown ability {unknown[:1]} in supports: choose {', '.join(ABILITIES)}")
+    return Description(size, frozenset(supports), BLOCK_SIZES.check(block_size, f"{name!r}: block_size"))
 
 
 def check_answer(answer: Any, num_prompts: int, vocab_size: int, report: Collection[str] = ()) -> Answer:
@@ -240,7 +226,11 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int, report: Collect
         EngineFailure: it is something else.
     """
     told: dict[str, Any] = answer if isinstance(answer, dict) else {"outputs": answer}
-    rows, tokens = _rows(told.get("outputs"), num_prompts), list[list[int]]()
+    rows: Any = told.get("outputs")
+    tokens: list[list[int]] = []
+    if not _is_list(rows, num_prompts):
+        lists = counted(num_prompts, "list")
+        raise EngineFailure(f"the answer must be a list of {lists} of token ids, one a prompt, not {shown(rows)}")
     for row in rows:
         if not isinstance(row, list | tuple) or not all(map(is_integer, row)):
             raise EngineFailure(f"a row of the answer is not a list of token ids: {shown(row)}")
@@ -254,13 +244,6 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int, report: Collect
         raise EngineFailure(f"texts must be a text for each prompt, not {shown(texts)}")
     counters = _counters(told.get("counters")) if "counters" in report else Counters()
     return Answer(tokens, logprobs, texts, counters)
-
-
-def _rows(outputs: Any, num_prompts: int) -> Any:
-    if not _is_list(outputs, num_prompts):
-        lists = counted(num_prompts, "list")
-        raise EngineFailure(f"the answer must be a list of {lists} of token ids, one a prompt, not {shown(outputs)}")
-    return outputs
 
 
 def _is_list(value: Any, size: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from refimpl.conformance.command import LimitOptions, SearchOptions, SubjectOptions
-from refimpl.conformance.kit import check_property, known_properties, subject_report
+from refimpl.conformance.kit import Trial, known_properties, subject_report
 from refimpl.conformance.limits import Limits
 from refimpl.conformance.report import REFERENCES, hint, tell_calls, tell_not_looked_at, tell_place
 from refimpl.conformance.runner import opened
@@ -115,7 +115,7 @@ class PropertyItem(pytest.Item):
     def runtest(self) -> None:
         """Search for a failing case; skip what the engine does not support, unless all depends on it."""
         search = _options(self.config, SearchOptions)
-        verdict = check_property(self.config.stash[SUBJECT], self.rule, search.max_examples, seed=search.seed)
+        verdict = Trial(self.config.stash[SUBJECT], self.rule).verdict(search.max_examples, seed=search.seed)
         self.config.stash[VERDICTS].append(verdict)
         self.is_refused = verdict.status == "not supported"
         if self.is_refused and self.rule != DECIDING:

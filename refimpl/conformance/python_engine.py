@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from refimpl.conformance.places import place_of, place_on
-from refimpl.conformance.protocol import EngineGone, EngineSettings, check_engine_is_one, check_timeout, one_line
+from refimpl.conformance.protocol import TIMEOUT_S, EngineGone, EngineSettings, check_engine_is_one, one_line
 from refimpl.core.errors import InputError
 
 
@@ -67,7 +67,8 @@ class PythonEngine:
 
     def __init__(self, engine: Any, name: str = "engine", timeout_s: float = 60.0, worker: Worker | None = None):
         self.vocab_size, self.supports, self.block_size = check_engine_is_one(engine, name)
-        self.engine, self.timeout_s, self._worker = engine, check_timeout(timeout_s), worker or Worker()
+        self.engine, self.timeout_s = engine, TIMEOUT_S.check(timeout_s, "timeout_s")
+        self._worker = worker or Worker()
         for part in ("reference", "law", "decode"):
             if (own := getattr(engine, part, None)) is not None:
                 setattr(self, part, self._timed(own))
@@ -86,7 +87,7 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     Modules are looked for in the current folder, too, as `python -m` does.
 
     Raises:
-        InputError: there is no such module or factory, or what it makes is no engine.
+        InputError: there is no such module or factory, it fails, or what it makes is no engine.
     """
     module_name, _, rest = str(name).partition(":")
     factory_name, _, argument = rest.partition(":")
@@ -97,19 +98,10 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
         sys.path.insert(0, here)
     try:
         factory = worker.do(lambda: getattr(importlib.import_module(module_name), factory_name))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise InputError(f"cannot load the engine {name!r}: {_with_place(error)}") from error
-    try:
         engine = worker.do(lambda: factory(argument) if argument else factory())
         return PythonEngine(engine, name, timeout_s, worker)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise InputError(f"{name!r} fails to make an engine: {_with_place(error)}") from error
-
-
-def _with_place(error: BaseException) -> str:
-    place = place_of(error)
-    return f"{one_line(error)} (at {place})" if place else one_line(error)
+        place = f" (at {place_of(error)})" * bool(place_of(error))
+        raise InputError(f"{name!r} fails to make an engine: {one_line(error)}{place}") from error

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.stats
 
 from refimpl.conformance.protocol import EngineSettings, NotSupported, Prompts
-from refimpl.conformance.subject import CaseFailure, Subject, require_equal
+from refimpl.conformance.subject import CaseFailure, Subject, difference
 
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
 ROWS, BATCHES_PER_SPREAD = 4, 5
@@ -25,11 +25,6 @@ class Raggedness:
     wrong_rows: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     by_batch: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Share of rows that differ from the reference."""
-        return tuple(w / n for w, n in zip(self.wrong_rows, self.rows, strict=True))
 
     @property
     def p_value(self) -> float:
@@ -60,30 +55,20 @@ def measure_raggedness(subject: Subject) -> tuple[Raggedness, CaseFailure | None
         CaseFailure: a row is wrong, and the engine refuses a later batch.
         NotSupported, EngineFailure: the engine refuses a batch, or fails.
     """
-    wrong, failures = [list[int]() for _ in SPREADS], list[CaseFailure]()
+    wrong, first = [list[int]() for _ in SPREADS], None
     for i, number in product(range(len(SPREADS)), range(BATCHES_PER_SPREAD)):
+        prompts = _prompts(subject.stated.vocab_size, SPREADS[i], number)
+        subject.calls.clear()
         try:
-            num_wrong, failure = _judge(subject, SPREADS[i], number)
+            found, wanted = subject.run(prompts, SETTINGS), subject.reference(prompts, SETTINGS)
         except NotSupported as refusal:
-            raise failures[0] if failures else refusal from None
-        wrong[i].append(num_wrong)
-        failures += [failure] if failure else []
+            raise first or refusal from None
+        wrong[i].append(sum(f != w for f, w in zip(found, wanted, strict=True)))
+        if wrong[i][-1] and not first:
+            first = difference(found, wanted, f"prompts that differ by {SPREADS[i]} tokens in length")
+            first.calls = tuple(subject.calls)
     num_rows = (ROWS * BATCHES_PER_SPREAD,) * len(SPREADS)
-    profile = Raggedness(SPREADS, tuple(map(sum, wrong)), num_rows, tuple(map(tuple, wrong)))
-    return profile, failures[0] if failures else None
-
-
-def _judge(subject: Subject, spread: int, number: int) -> tuple[int, CaseFailure | None]:
-    prompts = _prompts(subject.engine.vocab_size, spread, number)
-    subject.calls.clear()
-    found, wanted = subject.run(prompts, SETTINGS), subject.reference(prompts, SETTINGS)
-    num_wrong = sum(f != w for f, w in zip(found, wanted, strict=True))
-    try:
-        require_equal(found, wanted, f"prompts that differ by {spread} tokens in length")
-    except CaseFailure as failure:
-        failure.calls = tuple(subject.calls)
-        return num_wrong, failure
-    return num_wrong, None
+    return Raggedness(SPREADS, tuple(map(sum, wrong)), num_rows, tuple(map(tuple, wrong))), first
 
 
 def _prompts(vocab_size: int, spread: int, number: int) -> Prompts:

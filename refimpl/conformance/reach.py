@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from refimpl.conformance.cases import EngineCase
 from refimpl.conformance.protocol import EngineSettings
 
-OUTSIDE = "stop strings, penalties, grammars, top-k and top-p"  # of the protocol
+OUTSIDE = "stop strings, other penalties than for repetition, grammars, top-k and top-p"  # of the protocol
 
 
 @dataclass(frozen=True)

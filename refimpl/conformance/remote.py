@@ -5,7 +5,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from refimpl.conformance.protocol import check_timeout
+from refimpl.conformance.protocol import TIMEOUT_S, EngineFailure, NotSupported
+from refimpl.core.errors import InputError
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ class Remote:
     """
 
     def __init__(self, timeout_s: float):
-        self.timeout_s = check_timeout(timeout_s)
+        self.timeout_s = TIMEOUT_S.check(timeout_s, "timeout_s")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -34,9 +35,27 @@ class Remote:
         finally:
             future.cancel()
 
+    def open(self, work: Coroutine[Any, Any, T], otherwise: str) -> T:
+        """Return what the work of opening gives; close everything where it fails.
+
+        Raises:
+            InputError: the engine refuses or fails; the message begins with `otherwise`.
+        """
+        try:
+            return self.wait(work)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, EngineFailure | NotSupported):
+                raise InputError(f"{otherwise}: {error}") from error
+            raise
+
     def close(self) -> None:
-        """End all work, and the thread."""
+        """End what was opened, and the thread."""
         if not self._loop.is_closed():
+            self.wait(self._leave())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    async def _leave(self) -> None:
+        """End what was opened."""

@@ -1,12 +1,12 @@
 """Failures of a saved report, to be asked for again: the same cases, of the same properties."""
 
 from pathlib import Path
-from typing import Any
 
 from refimpl.conformance.cases import EngineCase
-from refimpl.conformance.protocol import EngineSettings, Prompts
+from refimpl.conformance.protocol import EngineSettings
 from refimpl.core.errors import InputError, require
 from refimpl.core.reading import parse_mapping, read_mapping
+from refimpl.core.values import plain
 
 
 def read_failures(path: Path) -> dict[str, EngineCase | None]:
@@ -29,11 +29,5 @@ def _case(saved: str | None, where: str) -> EngineCase | None:
     if saved is None:
         return None
     case = parse_mapping(saved, where)
-    settings = EngineSettings(**{name: _tuples(value) for name, value in case.pop("settings").items()})
-    prompts: Prompts = _tuples(case.pop("prompts"))
-    return EngineCase(prompts, settings, **{name: _tuples(value) for name, value in case.items()})
-
-
-def _tuples(value: Any) -> Any:
-    """Lists of JSON as the tuples that they were."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    settings = EngineSettings(**{name: plain(value) for name, value in case.pop("settings").items()})
+    return EngineCase(settings=settings, **{name: plain(value) for name, value in case.items()})

@@ -73,7 +73,7 @@ def conclusion(report: Report) -> str:
     if report.passed:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
     if report.exit_code == NOT_FINISHED:
-        return f"not finished: the time was up before all was checked of {', '.join(report.unfinished)}"
+        return f"not finished: the run ended before all was checked of {', '.join(report.unfinished)}"
     if any(v.status == "fail" for v in report.verdicts):
         return "does not conform"
     return f"does not conform: {f'{DECIDING} must pass' if decides else NOTHING_SUPPORTED}"

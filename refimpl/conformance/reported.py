@@ -4,10 +4,9 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from refimpl.conformance.cases import EngineCase
-from refimpl.conformance.protocol import Counters, NotSupported, RowSettings
+from refimpl.conformance.protocol import Answer, Counters, EngineSettings, NotSupported, Prompts, RowSettings
 from refimpl.conformance.subject import CaseFailure, Subject, require_equal
 from refimpl.core.shown import counted
 from refimpl.core.tokens import first_difference, until_stop
@@ -20,14 +19,16 @@ SCRIPTS: dict[str, Callable[[random.Random, int], tuple[int, int]]] = {  # k: dr
     "ragged": lambda rng, k: (rng.randint(0, most := rng.randint(0, k)), most),
     "empty": lambda rng, k: (0, 0),
 }
-Script = list[tuple[int, int]]  # by the number of generated tokens
+RowDrafts = tuple[tuple[int, ...], ...]  # by the number of generated tokens
+Drafts = tuple[RowDrafts, ...]
 FROM_THE_FIRST, ALWAYS_A_BONUS = (0, 1), (1, 0, None)
+PENALTIES = (1.0, 1.8, 0.6)
 
 
 def needs(subject: Subject, *abilities: str) -> None:
     """Raise NotSupported for the first ability that the engine does not state."""
     for ability in abilities:
-        if ability not in subject.engine.supports:
+        if ability not in subject.stated.supports:
             raise NotSupported(ability.replace("_", " "))
 
 
@@ -75,17 +76,23 @@ def cancelled_rows_leave_no_trace(subject: Subject, case: EngineCase) -> None:
 
 
 def settings_are_of_the_row(subject: Subject, case: EngineCase) -> None:
-    """Rows of one batch have budgets, stop tokens and temperatures of their own; of hot rows only lengths are known."""
+    """Rows of one batch have settings of their own: budgets, stop tokens, temperatures and, where offered, penalties.
+
+    Of hot rows only lengths are known.
+    """
     needs(subject, "row_settings")
-    free, rows = subject.reference(case.prompts, case.settings), list[RowSettings]()
-    hot = 1.0 if {"sampling", "keyed_sampling"} & set(subject.engine.supports) else 0.0
-    for row, tokens in enumerate(free):
-        stops = (tokens[row % len(tokens)],) if row % 3 == 1 else ()
-        rows.append(RowSettings(1 + (5 * row + 3) % len(tokens), stops, hot if row % 4 == 2 else 0.0, row))
+    penalties = PENALTIES if subject.penalizes else (1.0,)
+    hot = 1.0 if {"sampling", "keyed_sampling"} & subject.stated.supports else 0.0
+    free, rows = list[list[int]](), list[RowSettings]()
+    for row, prompt in enumerate(case.prompts):
+        penalty, heat = penalties[row % len(penalties)], hot * (row % 4 == 2)
+        free += subject.reference((prompt,), case.settings, penalty)
+        stops = (free[row][row % len(free[row])],) if row % 5 == 1 and not heat else ()
+        rows.append(RowSettings(1 + (5 * row + 3) % len(free[row]), stops, heat, row, penalty))
     found = subject.run(case.prompts, replace(case.settings, rows=tuple(rows)))
     for row, (tokens, own) in enumerate(zip(found, rows, strict=True)):
-        right = until_stop((tokens if own.temperature else free[row])[: own.max_new_tokens], own.stop_token_ids)
-        if tokens != right or (own.temperature and len(tokens) != own.max_new_tokens):
+        right = until_stop(free[row][: own.max_new_tokens], own.stop_token_ids)
+        if (len(tokens) != len(right)) if own.temperature else (tokens != right):
             told = f"row {row} with {own} gives {tokens}" + f" instead of {right}" * (not own.temperature)
             raise CaseFailure(told, row, first_difference(tokens, right))
 
@@ -115,54 +122,63 @@ def given_drafts_change_nothing(subject: Subject, case: EngineCase) -> None:
     needs(subject, "drafts")
     wanted = subject.reference(case.prompts, case.settings)
     for name in SCRIPTS:
-        _, drafts = _scripted(subject, case, name)
-        found = subject.run(case.prompts, replace(case.settings, drafts=drafts))
+        found = subject.run(case.prompts, replace(case.settings, drafts=_scripted(subject, case, name)))
         require_equal(found, wanted, f"{name} drafts: not the autoregressive output")
 
 
 def acceptance_follows_the_drafts(subject: Subject, case: EngineCase) -> None:
-    """Of drafts whose right part is known, so many are accepted, and no others.
+    """Of given drafts those are accepted, and no others, that are the tokens which come."""
+    needs(subject, "drafts", "counters")
+    for name in SCRIPTS:
+        answer_with(subject, case.prompts, case.settings, _scripted(subject, case, name), f"{name} drafts")
+
+
+def answer_with(subject: Subject, prompts: Prompts, settings: EngineSettings, drafts: Drafts, what: str) -> Answer:
+    """What the engine answers when it is given drafts.
 
     Engines may or may not draft before a row's first token, and may draft no more than its budget leaves.
+
+    Raises:
+        CaseFailure: its counters do not say so many drafts, or so many accepted, as its tokens show.
+        NotSupported: it does not count both.
     """
-    needs(subject, "drafts", "counters")
-    budget = case.settings.max_new_tokens
-    for name in SCRIPTS:
-        scripts, drafts = _scripted(subject, case, name)
-        counters = subject.answer(case.prompts, replace(case.settings, drafts=drafts, report=("counters",))).counters
-        if counters.drafted is None or counters.accepted is None:
-            raise NotSupported("counters of drafted and accepted drafts")
-        ways = [
-            tuple(map(sum, zip(*(_followed(script, budget, *way) for script in scripts), strict=True)))
-            for way in product(FROM_THE_FIRST, ALWAYS_A_BONUS)
-        ]
-        if (counters.drafted, counters.accepted) not in ways:
-            told = f"{name} drafts: {counters.accepted} of {counters.drafted} accepted"
-            raise CaseFailure(f"{told}, must be {' or '.join(f'{a} of {d}' for d, a in sorted(set(ways)))}")
+    answer = subject.answer(prompts, replace(settings, drafts=drafts, report=("counters",)))
+    _, drafted, accepted, _ = answer.counters
+    if drafted is None or accepted is None:
+        raise NotSupported("counters of drafted and accepted drafts")
+    rows = [*zip(answer.tokens, drafts, strict=True)]
+    ways = [
+        tuple(map(sum, zip(*(_followed(*row, *way) for row in rows), strict=True)))
+        for way in product(FROM_THE_FIRST, ALWAYS_A_BONUS)
+    ]
+    if (drafted, accepted) not in ways:
+        right = " or ".join(f"{a} of {d}" for d, a in sorted(set(ways)))
+        raise CaseFailure(f"{what}: {accepted} of {drafted} accepted, must be {right}")
+    return answer
 
 
-def _scripted(subject: Subject, case: EngineCase, name: str) -> tuple[list[Script], Any]:
-    """How many drafts are right at each place of each row, and how many there are; and the drafts."""
+def _scripted(subject: Subject, case: EngineCase, name: str) -> Drafts:
+    """Drafts at each place of each row: how many, and how many of them are right, is drawn by the script."""
     rng, k = random.Random(name), subject.limits.bounded(case.settings).num_speculative_tokens
-    budget, size = case.settings.max_new_tokens, subject.engine.vocab_size
+    budget, size = case.settings.max_new_tokens, subject.stated.vocab_size
     further = subject.reference(case.prompts, replace(case.settings, max_new_tokens=budget + k))
-    scripts = [[SCRIPTS[name](rng, k) for _ in range(budget)] for _ in further]
 
-    def proposed(row: list[int], at: int, right: int, drafted: int) -> tuple[int, ...]:
+    def proposed(row: list[int], at: int) -> tuple[int, ...]:
+        right, drafted = SCRIPTS[name](rng, k)
         return tuple((token + (i >= right)) % size for i, token in enumerate(row[at : at + drafted]))
 
-    rows = zip(further, scripts, strict=True)
-    return scripts, tuple(tuple(proposed(row, at, *plan) for at, plan in enumerate(script)) for row, script in rows)
+    return tuple(tuple(proposed(row, at) for at in range(budget)) for row in further)
 
 
-def _followed(script: Script, budget: int, at: int, bonus: int | None) -> tuple[int, int]:
-    """Drafts, and those among them that are delivered, of a row that goes on by a script; `bonus`: places kept free."""
+def _followed(tokens: list[int], drafts: RowDrafts, at: int, bonus: int | None) -> tuple[int, int]:
+    """Drafts that a row was given, and those that it took; `bonus`: places that drafts leave free."""
     drafted = accepted = 0
-    while at < budget:
-        right, offered = script[at]
-        offered = offered if bonus is None else min(offered, budget - at - bonus)
-        right = min(right, offered, budget - at)
-        drafted, accepted, at = drafted + offered, accepted + right, at + right + 1
+    while at < len(tokens):
+        offered = drafts[at] if at < len(drafts) else ()
+        offered = offered if bonus is None else offered[: max(0, len(tokens) - at - bonus)]
+        wrong = first_difference(offered, tokens[at : at + len(offered)])
+        right = len(offered) if wrong is None else wrong
+        drafted, accepted, at = drafted + len(offered), accepted + right, at + right + 1
     return drafted, accepted
 
 

@@ -45,6 +45,7 @@ def run_conformance(
 
     Raises:
         InputError: impossible arguments, or an engine that cannot be opened.
+        KeyboardInterrupt: the run was interrupted; what was found by then was shown.
     """
     require(
         replay is None or properties is None, "--replay asks for the properties that failed: leave out --properties"
@@ -57,13 +58,15 @@ def run_conformance(
             check_writable(path, replay, *files[:place])
     with ended_by_signals(KeyboardInterrupt), TemporaryDirectory() as folder, progress_bars() as bars:
         set_hypothesis_home_dir(folder)  # what it writes down of sources goes with the run
-        watch = Watch(bars, total_time_s)
+        watch = Watch(bars, total_time_s, keeps_interrupts=True)
         with opened(tested) as (subject, plain):
             options |= {"properties": chosen, "watch": watch, "reference": plain, "saved": saved}
             report = check_engine(subject, name=tested.engine or tested.command or tested.server or "", **options)
         set_hypothesis_home_dir(None)
     show(report)
     _write(report, *files)
+    if watch.interrupt:
+        raise watch.interrupt
     return report
 
 

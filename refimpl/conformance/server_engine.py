@@ -19,19 +19,17 @@ import httpx2
 from tokenizers import Tokenizer
 
 from refimpl.conformance.protocol import (
-    BLOCK_SIZE,
     EngineFailure,
     EngineGone,
     EngineLost,
     EngineSettings,
     NotSupported,
     RowSettings,
-    check_description,
     last_words,
     one_line,
 )
 from refimpl.conformance.remote import Remote
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import require, shown
 
 KEY = "OPENAI_API_KEY"
 EXTRAS = {  # beyond OpenAI's own fields: ids come back, nothing but the budget ends a row, nothing cuts the law
@@ -40,7 +38,7 @@ EXTRAS = {  # beyond OpenAI's own fields: ids come back, nothing but the budget 
 BUSY, NO_KEY = (429, 503), (401, 403)  # statuses
 FIRST_PAUSE_S, SETTLED_S = 0.1, 0.05
 SEED_STEP = 1_000_003  # between the seeds of two calls, a prime above the prompts of any
-PROBE_TOKENS, PROBE_SEEDS = 8, 4
+PROBE_TOKENS, PROBE_SEEDS, PROBE_PENALTY = 8, 4, 2.0
 COUNTERS = {"draft_tokens": "drafted", "accepted_tokens": "accepted", "drafts": "rounds"}
 COUNTER = re.compile(rf"^[\w:]*spec_decode_num_({'|'.join(COUNTERS)})_total(?:{{[^}}]*}})? (\S+)", re.MULTILINE)
 
@@ -85,13 +83,10 @@ class ServerEngine(Remote):
     def __init__(self, url: str, model: str | None = None, tokenizer: Path | None = None, timeout_s: float = 60.0):
         super().__init__(timeout_s)
         self.url, self._extras, self._stops = url.rstrip("/"), dict(EXTRAS), True
-        try:
-            self.wait(self._open(model, tokenizer))
-        except BaseException as error:
-            self.close()
-            if isinstance(error, EngineFailure | NotSupported):
-                raise InputError(f"{self.url}: {error}") from error
-            raise
+        key = os.environ.get(KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx2.AsyncClient(headers=headers, timeout=None, limits=httpx2.Limits(max_connections=None))
+        self.open(self._describe(model, tokenizer), self.url)
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> dict[str, Any]:
         """Ask for all rows.
@@ -103,11 +98,8 @@ class ServerEngine(Remote):
         """
         return self.wait(self._answer(prompts, settings))
 
-    def close(self) -> None:
-        """Close all connections."""
-        if not self._loop.is_closed() and hasattr(self, "_client"):
-            self.wait(self._client.aclose())
-        super().close()
+    async def _leave(self) -> None:
+        await self._client.aclose()
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
@@ -141,6 +133,7 @@ class ServerEngine(Remote):
         }  # fmt: skip
         body |= {"seed": own.seed} if own.temperature else {}
         body |= {"stop_token_ids": list(own.stop_token_ids)} if own.stop_token_ids else {}
+        body |= {"repetition_penalty": own.repetition_penalty} if own.repetition_penalty != 1 else {}
         body |= {"logprobs": 1} if "logprobs" in settings.report else {}
         if settings.stream or leaves is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -201,10 +194,7 @@ class ServerEngine(Remote):
 
     # --- what the server is ------------------------------------------------------------------------------------------
 
-    async def _open(self, model: str | None, tokenizer: Path | None) -> None:
-        key = os.environ.get(KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx2.AsyncClient(headers=headers, timeout=None, limits=httpx2.Limits(max_connections=None))
+    async def _describe(self, model: str | None, tokenizer: Path | None) -> None:
         async with self._bounded():
             (offered,) = [piece async for piece in self._pieces("GET", "/models")]
         try:
@@ -217,8 +207,7 @@ class ServerEngine(Remote):
         folder = tokenizer or Path(models[self.model].get("root") or self.model)
         file = folder / "tokenizer.json"
         self._tokenizer: Any = Tokenizer.from_file(str(file)) if file.is_file() else None
-        stated = _vocab_size(folder), frozenset[str](), BLOCK_SIZE
-        self.vocab_size, _, self.block_size = check_description(self.url, *stated)
+        self.vocab_size = _vocab_size(folder)
         self.decode = self._tokenizer and (lambda ids: self._tokenizer.decode(ids, skip_special_tokens=False))
         self.supports = frozenset(await self._offered())
 
@@ -228,6 +217,8 @@ class ServerEngine(Remote):
         found = {"row_settings", "own_draft_length", "counters"} | ({"text"} if self.decode else set())
         stopped = await self._probe(stop_token_ids=tuple(plain.tokens[2:3]))
         self._stops = stopped is not None and stopped.tokens != plain.tokens
+        told = await self._probe(rows=(RowSettings(PROBE_TOKENS, repetition_penalty=PROBE_PENALTY),))
+        found |= {"penalties"} if told and told.tokens != plain.tokens else set()
         told = await self._probe(report=("logprobs",))
         found |= {"logprobs"} if told and len(told.logprobs) == len(told.tokens) else set()
         if await self._probe(stream=True) and plain.tokens:

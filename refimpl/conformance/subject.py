@@ -14,7 +14,9 @@ from refimpl.conformance.protocol import (
     EngineUnderTest,
     NotSupported,
     Prompts,
+    RowSettings,
     check_answer,
+    check_engine_is_one,
     is_own,
     one_line,
 )
@@ -59,15 +61,25 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
 
 
 def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
-    """Raise the first difference, row by row."""
-    for row, (tokens, expected) in enumerate(zip(found, wanted, strict=True)):
-        at = first_difference(tokens, expected)
-        if at is not None:
-            told = f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}"
-            order = "; all rows together are as they should be: are they in another order?"
-            failure = CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
-            failure.found, failure.expected = (tuple(map(tuple, rows)) for rows in (found, wanted))
-            raise failure
+    """Raise the first difference, if there is one."""
+    if found != wanted:
+        raise difference(found, wanted, what)
+
+
+def difference(found: list[list[int]], wanted: list[list[int]], what: str) -> CaseFailure:
+    """The first difference of outputs that differ, row by row."""
+    row = next(i for i, (tokens, expected) in enumerate(zip(found, wanted, strict=True)) if tokens != expected)
+    at = first_difference(found[row], wanted[row])
+    told = f"{what}: row {row} differs from token {at} on: {found[row]} instead of {wanted[row]}"
+    order = "; all rows together are as they should be: are they in another order?"
+    failure = CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
+    failure.found, failure.expected = (tuple(map(tuple, rows)) for rows in (found, wanted))
+    return failure
+
+
+def all_equal(outputs: list[list[int]]) -> bool:
+    """Whether all rows have the same tokens."""
+    return all(tokens == outputs[0] for tokens in outputs)
 
 
 class Subject:
@@ -78,8 +90,10 @@ class Subject:
         limits: how far the fixed cases go.
         reference: what plain decoding generates, instead of what the engine itself offers.
         watch: asked before every call whether there is time.
+        name: how messages call the engine.
 
     Attributes:
+        stated: what the engine says of itself.
         gone: why there is no use in asking the engine or its reference again, empty while there is.
         calls: what the engine was asked since the case began. Calls of the reference are left out once answered.
         num_calls: calls of the engine.
@@ -88,7 +102,7 @@ class Subject:
         law_refusal: why the reference has refused to sample, empty if it has not.
 
     Raises:
-        InputError: the reference is none.
+        InputError: the engine or the reference is none.
     """
 
     def __init__(
@@ -97,7 +111,9 @@ class Subject:
         limits: Limits | None = None,
         reference: Any = None,
         watch: Watch | None = None,
+        name: str = "engine",
     ):
+        self.stated = check_engine_is_one(engine, name)
         is_one = reference is None or callable(reference)
         require(is_one, f"reference must be an engine, or a function that is called as one, not {shown(reference)}")
         self.engine, self.limits, self.watch = engine, limits or Limits(), watch or Watch()
@@ -107,7 +123,7 @@ class Subject:
         self._own = getattr(engine, "reference", None)
         self._trusted = self._own if reference is None else reference
         self.law = getattr(engine if reference is None else reference, "law", None)
-        self._known: dict[Any, Answer] = {}
+        self._known: dict[Call, Answer] = {}
         self._plain_refused = False
 
     @property
@@ -130,7 +146,12 @@ class Subject:
     @property
     def drafts_itself(self) -> bool:
         """Whether the engine drafts as it likes, whatever number is asked for."""
-        return "own_draft_length" in self.engine.supports
+        return "own_draft_length" in self.stated.supports
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether both the engine and its reference take a repetition penalty."""
+        return "penalties" in self.stated.supports & set(getattr(self._trusted, "supports", self.stated.supports))
 
     @property
     def judges_itself(self) -> bool:
@@ -149,29 +170,31 @@ class Subject:
         self.num_batches += len(call.prompts) > 1 and call.settings.batch_size > 1
         return answer
 
-    def reference(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+    def reference(self, prompts: Prompts, settings: EngineSettings, penalty: float = 1.0) -> list[list[int]]:
         """What autoregressive decoding gives for each prompt alone, without stop tokens; never asked twice.
 
         Samples are the engine's own: another engine draws other numbers with the same seed.
+
+        Args:
+            prompts, settings: of the call.
+            penalty: for repetitions, of greedy tokens.
         """
         if settings.temperature > 0:  # a sample belongs to its place, so the prompts before it come along
             return [self._alone(prompts[: 2 ** i.bit_length()], settings).tokens[i] for i in range(len(prompts))]
-        return [self._alone((prompt,), settings).tokens[0] for prompt in prompts]
+        own = (RowSettings(settings.max_new_tokens, repetition_penalty=penalty),) * (penalty != 1)
+        return [self._alone((prompt,), replace(settings, rows=own)).tokens[0] for prompt in prompts]
 
     def reference_reports(self, prompts: Prompts, settings: EngineSettings) -> list[Answer]:
         """What greedy autoregressive decoding gives for each prompt alone, with log-probabilities."""
-        told = replace(settings, report=("logprobs",))
-        return [self._alone((prompt,), told) for prompt in prompts]
+        return [self._alone((prompt,), replace(settings, report=("logprobs",))) for prompt in prompts]
 
     def _alone(self, prompts: Prompts, settings: EngineSettings) -> Answer:
         """All rows of the prompts, one at a time; where samples are asked for, in a few calls of doubling sizes."""
-        key = (prompts, settings.max_new_tokens, settings.temperature, settings.seed, settings.report)
-        if key not in self._known:
-            alone = EngineSettings(
-                settings.max_new_tokens, 1, temperature=settings.temperature, seed=settings.seed, report=settings.report
-            )
-            self._known[key] = self.plain(prompts, alone, own=settings.temperature > 0)
-        return self._known[key]
+        kept = ("max_new_tokens", "temperature", "seed", "report", "rows")
+        call = Call(prompts, EngineSettings(batch_size=1, **{name: getattr(settings, name) for name in kept}))
+        if call not in self._known:
+            self._known[call] = self.plain(prompts, call.settings, own=settings.temperature > 0)
+        return self._known[call]
 
     def plain(self, prompts: Prompts, settings: EngineSettings, *, own: bool = False) -> Answer:
         """Ask for autoregressive decoding: the reference, or the engine with as few drafts a round as it can.
@@ -227,7 +250,7 @@ class Subject:
     def _ask(self, engine: Any, call: Call) -> Answer:
         self.watch.require_time()
         self.calls.append(call)
-        prompts, size = [list(prompt) for prompt in call.prompts], self.engine.vocab_size
+        prompts, size = [list(prompt) for prompt in call.prompts], self.stated.vocab_size
         try:
             return check_answer(engine(prompts, call.settings), len(prompts), size, call.settings.report)
         except BaseException as error:

@@ -5,14 +5,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from refimpl.conformance.protocol import (
-    BLOCK_SIZE,
     Call,
-    Description,
     EngineFailure,
     EngineLost,
     EngineSettings,
     NotSupported,
-    check_description,
     last_words,
 )
 from refimpl.core.errors import shown
@@ -48,13 +45,3 @@ def parse(line: str, number: int) -> dict[str, Any]:
     if answer.get("error") is not None:
         raise EngineFailure(f"the engine reports an error: {last_words(answer['error'])}")
     return answer
-
-
-def description_of(answer: dict[str, Any], name: str) -> Description:
-    """What an engine says of itself.
-
-    Raises:
-        InputError: it says something else; the message begins with the engine's name.
-    """
-    stated = answer.get("vocab_size"), answer.get("supports", ()), answer.get("block_size", BLOCK_SIZE)
-    return check_description(name, *stated)

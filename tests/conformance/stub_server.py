@@ -200,6 +200,15 @@ def _of_the_cancelled(stub: Stub, asked: dict[str, Any], row: Row) -> Row:
     return row | {"tokens": [*left, *row["tokens"]][: len(row["tokens"])]} if left else row
 
 
+def _of_an_earlier_turn(stub: Stub, asked: dict[str, Any], row: Row) -> Row:
+    """Wrong after a text that another request has ended with a stop token, which was not fed."""
+    texts, prompt = stub.memory.setdefault("texts", set()), tuple(asked["prompt"])
+    wrong = any(prompt[:end] in texts for end in range(len(prompt)))
+    if len(row["tokens"]) < asked["max_tokens"]:
+        texts.add((*prompt, *row["tokens"]))
+    return _wrong(row) if wrong else row
+
+
 def _logprobs_late(_: Stub, __: dict[str, Any], row: Row) -> Row:
     return row | {"logprobs": [row["logprobs"][0], *row["logprobs"][:-1]]}
 
@@ -221,6 +230,7 @@ LIES: dict[str, Callable[..., Row]] = {
     ),
     "permuted results": _of_another,
     "wrong log-probabilities": _logprobs_late,
+    "cache published past the text": _of_an_earlier_turn,
     "usage counts the cut": lambda stub, asked, row: row | {"usage": row["usage"] + (asked["max_tokens"] > 2)},
     "a cancelled request answered to the next": _of_the_cancelled,
 }  # fmt: skip

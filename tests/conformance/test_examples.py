@@ -7,6 +7,7 @@ import py_compile
 import shlex
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import yaml
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.limits import Limits
+from refimpl.pairs.names import TINY
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
@@ -93,6 +95,18 @@ def test_given_drafts_show_what_is_wrong_without_drafts(
         engine.close()
     failed = {verdict.property for verdict in report.verdicts if verdict.status != "pass"}
     assert ("given_drafts_change_nothing" in failed) if fault else not failed, report
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("mode", "draft", "most"), [("generate", "", None), ("assisted", "draft", 1)])
+def test_transformers_conforms_where_it_can(mode: str, draft: str, most: int | None) -> None:
+    """At a stop token assisted generation ends one token early, and it takes one prompt at a time."""
+    wanted = ["equals_reference", "rows_are_independent"] + ["stop_is_exact"] * (not draft)
+    command = f"{ROOT}/examples/transformers/server.py {TINY}/target {mode} {TINY / draft if draft else ''}"
+    with closing(CommandEngine(f"{sys.executable} {command}")) as engine:
+        limits = Limits(max_batch=most, prompt_tokens=40, new_tokens=20)
+        report = check_engine(engine, properties=wanted, max_examples=2, limits=limits)
+    assert [verdict.status for verdict in report.verdicts] == ["pass"] * len(wanted), report
 
 
 def test_the_job_for_pull_requests_runs_the_kit(tmp_path: Path) -> None:

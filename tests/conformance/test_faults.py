@@ -38,20 +38,15 @@ BEYOND_THE_KIT = {  # an engine under test is asked for no texts, for too few sa
     "block-draws-with-old-numbers",
     "chunk-row-drafts",  # prompts of the kit fit into one chunk
     "chunk-border-skipped",
-    "row-limit-ignored",  # all rows of a call draft alike
-    "processor-ignores-drafts",  # its requests have no processors
-    "processor-history-one-short",
-    "processor-row-shifted",
-    "parameters-of-row-zero",
-    "bonus-row-unmasked",  # nor grammars
+    "bonus-row-unmasked",  # its requests have no grammars
     "matcher-not-rolled-back",
-    "cache-published-past-the-text",  # no prompt begins with an answer
 }
 BY_ERROR_ALONE = {  # the engine breaks off before it gives wrong tokens
     "no-aging",
     "pad-found-by-token-value",
     "draft-drawn-from-another-q",
     "shared-block-freed-with-its-first-owner",  # in most searches
+    "draft-beyond-the-vocabulary",  # a penalty looks for the logit of the draft
 }
 BY_ENUMERATION = {  # they move the law by a percent or two: see tests/statistical/test_block_rule.py
     "block-with-the-residual-of-a-token",
@@ -230,7 +225,7 @@ def test_the_kit_sees_wrong_tokens_where_a_run_ends_without_an_error() -> None:
     assert {FAULTS[name].effect for name in by_error - BY_ERROR_ALONE} == {"crash"}
 
 
-@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "conformance.md"])
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "bugs.md"])
 def test_pages_count_what_tokens_show_and_what_only_errors_do(page: Path) -> None:
     errors = [bool(row["kit"]["error"]) for row in ROWS.values() if row["kit"]]
     told = re.search(r"(\d+) by (?:their|wrong|their wrong) tokens\D+ (\d+) ", " ".join(page.read_text().split()))

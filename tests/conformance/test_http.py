@@ -1,9 +1,11 @@
 """Engines behind OpenAI-compatible servers: honest ones conform, each lie is caught, bad input is one line."""
 
+import _thread
 import json
 import math
 import random
 import re
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ SEEN = {  # by which property
     "budget overshot when sampling": "samples_end_right",
     "permuted results": "order_does_not_matter",
     "wrong log-probabilities": "logprobs_equal_reference",
+    "cache published past the text": "next_turn_equals_reference",
     "usage counts the cut": "counters_count_what_is_delivered",
     "counters count the cut": "counters_count_what_is_delivered",
     "a cancelled request answered to the next": "cancelled_rows_leave_no_trace",
@@ -77,7 +80,7 @@ def test_an_honest_server_conforms(folder: Path) -> None:
     refused = {v.property for v in report.verdicts if v.status == "not supported"}
     assert refused == {
         "draft_length_does_not_matter", "serving_equals_reference", "given_drafts_change_nothing",
-        "acceptance_follows_the_drafts",
+        "acceptance_follows_the_drafts", "acceptance_follows_the_law",
     }  # fmt: skip
 
 
@@ -160,6 +163,28 @@ def test_a_server_that_goes_away_ends_the_run_and_what_was_not_asked_is_named(fo
     engine.close()
     assert [verdict.status for verdict in report.verdicts] == ["fail", "not run"]
     assert "budget_is_exact" in report.not_looked_at[0]
+
+
+class Interrupting(Stub):
+    """Ctrl-C while its fiftieth answer is awaited."""
+
+    def answer(self, asked: dict[str, Any], most_active: int = 1) -> dict[str, Any]:
+        if self.num_requests == 50:
+            _thread.interrupt_main()
+            time.sleep(0.5)
+        return super().answer(asked, most_active)
+
+
+def test_an_interrupted_run_reports_what_was_found_and_what_was_not_asked(folder: Path, tmp_path: Path) -> None:
+    output, chosen = tmp_path / "report.json", "equals_reference,runs_repeat,budget_is_exact"
+    with served(Interrupting("by concurrency"), str(folder)) as url:
+        result = CliRunner().invoke(app, ["--server", url, "--properties", chosen, "--output", str(output)])
+    assert result.exit_code == 130
+    first, *others = json.loads(output.read_text())["properties"]
+    told = "interrupted before the smallest case was found; it fails with: not the autoregressive output"
+    assert (first["status"], first["reason"].startswith(told)) == ("fail", True), first["reason"]
+    assert [row["status"] for row in others] == ["not finished"] * 2
+    assert "does not conform" in result.output
 
 
 # --- laws ------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_a_run_ends_when_its_time_is_up() -> None:
     assert seconds == 5
     assert (first.status, first.reason, first.asked) == ("not finished", "the time was up after 5 cases", 5)
     assert (second.status, second.asked, report.passed) == ("not finished", 0, False)
-    told = "not finished: the time was up before all was checked of budget_is_exact, equals_reference"
+    told = "not finished: the run ended before all was checked of budget_is_exact, equals_reference"
     assert conclusion(report) == told
 
 

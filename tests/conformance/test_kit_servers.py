@@ -137,8 +137,10 @@ def test_a_server_that_does_not_answer_or_read_ends_the_run(start: Start, kind: 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_server_ends_with_the_command(tmp_path: Path, number: int, code: int) -> None:
-    mark = tmp_path / "pid"
+    """What it has not asked yet is in the report."""
+    mark, report = tmp_path / "pid", tmp_path / "report.json"
     command = [sys.executable, "-m", "refimpl", "conformance", "--command", f"{BAD} hang {mark}", "--timeout-s", "100"]
+    command += ["--output", str(report)]
     heard = partial(signal.signal, number, signal.SIG_DFL)  # a test run in the background ignores SIGINT
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard
@@ -149,6 +151,9 @@ def test_a_server_ends_with_the_command(tmp_path: Path, number: int, code: int) 
         assert process.wait(timeout=60) == code
         assert "Traceback" not in (process.stderr.read() if process.stderr else "")
     assert has_ended(int(mark.read_text()))
+    found = json.loads(report.read_text())
+    assert found["unfinished"] == list(ALL_PROPERTIES)
+    assert {row["reason"] for row in found["properties"]} == {"interrupted after 0 cases"}
 
 
 def test_what_a_server_has_started_ends_with_it(start: Start, tmp_path: Path) -> None:

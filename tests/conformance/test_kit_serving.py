@@ -7,8 +7,8 @@ from toy_engines import Toy
 
 from refimpl.conformance.adapters import MethodEngine, mixed_script
 from refimpl.conformance.cases import serving_cases
-from refimpl.conformance.kit import check_property
-from refimpl.conformance.protocol import EngineSettings
+from refimpl.conformance.kit import Trial
+from refimpl.conformance.protocol import Description, EngineSettings
 from refimpl.conformance.python_engine import PythonEngine
 from refimpl.conformance.report import describe
 from refimpl.conformance.subject import Subject
@@ -25,7 +25,7 @@ def ours(method="paged", checks="host"):
 
 
 def judged(engine, max_examples=20):
-    return check_property(Subject(PythonEngine(engine)), PROPERTY, max_examples, shrink=False)
+    return Trial(Subject(PythonEngine(engine)), PROPERTY).verdict(max_examples, shrink=False)
 
 
 @pytest.mark.parametrize("method", ["paged", "paged+grouped", "inplace+static"])
@@ -52,7 +52,7 @@ def test_what_goes_wrong_only_when_rows_are_cancelled_is_seen(monkeypatch):
     monkeypatch.setattr(Engine, "_release", release)
     engine = ours("inplace", checks="off")
     assert judged(engine, 60).status == "fail"
-    assert check_property(Subject(PythonEngine(engine)), "equals_reference", 10).status == "pass"
+    assert Trial(Subject(PythonEngine(engine)), "equals_reference").verdict(10).status == "pass"
 
 
 def test_cases_preempt_find_and_cancel(monkeypatch):
@@ -74,7 +74,7 @@ def test_first_tokens_are_shared_around_multiples_of_a_block():
     seen = set()
 
     @search(max_examples=400, database=None, derandomize=True)
-    @given(serving_cases(40, 4))
+    @given(serving_cases(Description(40, frozenset(), 4)))
     def look(case):
         assert len(case.prompts) == len(case.settings.submit_at) == len(case.settings.cancel_at)
         seen.add(shared(case.prompts))

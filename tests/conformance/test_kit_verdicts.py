@@ -302,7 +302,7 @@ def test_the_samples_of_a_large_batch_are_asked_for_in_few_calls() -> None:
     """In all they decode at most four times the prompts that a property asks for; one by one it would be n²/2."""
     asked, rows = [], 64
     limits = Limits(max_batch=rows)
-    case = long_case(limits, Toy.vocab_size, sampled=True)
+    case = long_case(limits, Subject(Toy()).stated, sampled=True)
     subject = Subject(Toy(lambda prompts, _, outputs: asked.append(len(prompts)) or outputs), limits)
     found = subject.run(case.prompts, case.settings)
     assert subject.reference(case.prompts, case.settings) == found

@@ -1,16 +1,23 @@
 """What engines tell beside tokens, settings of rows and given drafts: a right engine passes, each lie fails."""
 
+import random
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
+from stub_server import VOCAB_SIZE as STUB_SIZE
+from stub_server import Reference, draw, law
 from toy_engines import VOCAB_SIZE, Toy, continuation, next_id, verdict_of
 
 from refimpl import generate, load_pair
 from refimpl.conformance.command_engine import CommandEngine
+from refimpl.conformance.laws import binomial_p_value, visible_rate
 from refimpl.conformance.model_reference import ModelReference
 from refimpl.conformance.protocol import ABILITIES, EngineSettings
 from refimpl.conformance.reported import REPORTED
@@ -19,6 +26,7 @@ from refimpl.core.tokens import first_difference
 from refimpl.pairs.names import TINY
 
 ALL = frozenset(ABILITIES) - {"sampling", "keyed_sampling", "serving", "own_draft_length"}
+ACCEPTANCE = "acceptance_follows_the_law"
 Answer = dict[str, Any]
 
 
@@ -40,7 +48,7 @@ def drafted(prompt: list[int], row: list[int], given: Any) -> tuple[int, int, in
 
 
 class Telling:
-    """An engine that tells everything, until a lie changes it."""
+    """An engine that tells everything, until a lie changes it; of penalties only that they change tokens."""
 
     vocab_size, supports = VOCAB_SIZE, ALL
 
@@ -49,7 +57,8 @@ class Telling:
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Answer:
         own = [settings.of_row(row) for row in range(len(prompts))]
-        rows = [continuation(p, each) for p, each in zip(prompts, own, strict=True)]  # type: ignore[arg-type]
+        penalized = [(p, each, each.repetition_penalty - 1 or None) for p, each in zip(prompts, own, strict=True)]
+        rows = [continuation(*row) for row in penalized]  # type: ignore[arg-type]
         given = settings.drafts or ((),) * len(rows)
         counts = [drafted(p, row, each) for p, row, each in zip(prompts, rows, given, strict=True)]
         totals = dict(zip(("drafted", "accepted", "rounds"), map(sum, zip(*counts, strict=True)), strict=True))
@@ -83,9 +92,44 @@ def backwards(settings: EngineSettings, answer: Answer) -> Answer:
     return answer | {"logprobs": [row[::-1] for row in answer["logprobs"]]} if settings.batch_size > 1 else answer
 
 
-def of_row_zero(prompts: list[list[int]], settings: EngineSettings) -> Answer:
-    same = (settings.rows[0],) * len(settings.rows) if settings.rows else ()
-    return Telling()(prompts, replace(settings, rows=same))
+def of_row_zero(*names: str) -> Toy:
+    """Some settings of all rows are those of the first."""
+
+    def change(prompts: list[list[int]], settings: EngineSettings, _: Any) -> Answer:
+        first = {name: getattr(settings.rows[0], name) for name in names} if settings.rows else {}
+        return Telling()(prompts, replace(settings, rows=tuple(replace(own, **first) for own in settings.rows)))
+
+    return Toy(change, supports=ALL)
+
+
+class Verifying:
+    """Samples by the tables of the stub; accepts a given draft with a chance that depends on its probability."""
+
+    vocab_size, supports = STUB_SIZE, frozenset({"sampling", "drafts", "counters"})
+
+    def __init__(self, chance: Callable[[float], float] = lambda probability: probability, counted: int = 1):
+        self.chance, self.counted = chance, counted
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Answer:
+        counts, own = Counter[str](), [random.Random(f"{settings.seed} {i}") for i in range(len(prompts))]
+        given = settings.drafts or ((),) * len(prompts)
+        rows = [self._row(*row, settings, counts) for row in zip(prompts, given, own, strict=True)]
+        return {"outputs": rows, "counters": {name: counts[name] for name in ("drafted", "accepted")}}
+
+    def _row(self, prompt: list[int], given: Any, noise: Any, settings: EngineSettings, counts: Any) -> list[int]:
+        row: list[int] = []
+        while len(row) < settings.max_new_tokens:
+            p = list(law((*prompt, *row), settings.temperature))
+            for draft in given[len(row)] if len(row) < len(given) else ():
+                counts["drafted"] += 1
+                if noise.random() < self.chance(p[draft]):
+                    counts["accepted"] += self.counted
+                    row.append(draft)
+                    p = list(law((*prompt, *row), settings.temperature))
+                else:
+                    p[draft] = 0.0
+            row.append(draw(p, noise.random()))
+        return row[: settings.max_new_tokens]
 
 
 LIES: dict[str, tuple[str, Any]] = {
@@ -102,9 +146,8 @@ LIES: dict[str, tuple[str, Any]] = {
     "texts of other rows": ("texts_are_decoded", Telling(lambda _, told: told | {"texts": told["texts"][::-1]})),
     "wrong in pieces": ("streams_are_whole", Telling(wrong(lambda s: s.stream))),
     "wrong beside who leaves": ("cancelled_rows_leave_no_trace", Telling(wrong(lambda s: s.cancel_after))),
-    "parameters of row zero": (
-        "settings_are_of_the_row", Toy(lambda p, s, _: of_row_zero(p, s), supports=ALL),
-    ),
+    "budgets of row zero": ("settings_are_of_the_row", of_row_zero("max_new_tokens")),
+    "penalties of row zero": ("settings_are_of_the_row", of_row_zero("repetition_penalty")),
 }  # fmt: skip
 
 
@@ -119,6 +162,32 @@ def test_a_lie_beside_the_tokens_is_caught(name: str) -> None:
     rule, engine = LIES[name]
     verdict = verdict_of(engine, rule)
     assert (verdict.status, verdict.no_answer) == ("fail", False), verdict.reason
+
+
+def test_sampled_drafts_are_accepted_as_often_as_they_should() -> None:
+    """Each liar accepts some more, or counts none of those that it accepts; the last one is wrong by what is seen."""
+    honest = verdict_of(Verifying(), ACCEPTANCE, reference=Reference())
+    told = r"\d+ drafts of probability 0.19, given after \[4, 1, 1\] at temperature 1: acceptance that differs by 0.1\d"
+    assert (honest.status, bool(re.match(told, honest.reason))) == ("pass", True), honest.reason
+    seen = float(honest.reason.removesuffix(" is surely seen").rpartition(" ")[2])
+    for liar in (Verifying(lambda _: 1), Verifying(lambda _: 0), Verifying(lambda p: p + seen), Verifying(counted=0)):
+        verdict = verdict_of(liar, ACCEPTANCE, reference=Reference())
+        assert (verdict.status, verdict.no_answer) == ("fail", False), verdict.reason
+    assert verdict_of(Verifying(), ACCEPTANCE).status == "not supported", "nobody knows the law"
+
+
+@pytest.mark.parametrize(("trials", "chance"), [(50, 0.4), (400, 0.02), (400, 0.97)])
+def test_a_rate_that_is_surely_seen_is_seen_and_no_smaller_one(trials: int, chance: float) -> None:
+    """By enumeration of all outcomes, at a false-alarm rate of 1 %."""
+    rejected = [s for s in range(trials + 1) if binomial_p_value(s, trials, chance) < 0.01]
+
+    def power(rate: float) -> float:
+        return float(scipy.stats.binom.pmf(rejected, trials, min(max(rate, 0.0), 1.0)).sum())
+
+    visible = visible_rate(trials, chance, 0.01)
+    assert power(chance) < 0.01
+    assert min(power(chance + visible), power(chance - visible)) >= 0.999 - 1e-9
+    assert min(power(chance + 0.95 * visible), power(chance - 0.95 * visible)) < 0.999
 
 
 def test_counters_that_are_left_out_are_not_judged() -> None:
@@ -136,7 +205,8 @@ def test_counters_that_are_left_out_are_not_judged() -> None:
     ],
 )
 def test_what_is_told_has_the_right_form(report: str, told: Answer) -> None:
-    rule = {"logprobs": "logprobs_equal_reference", "text": "texts_are_decoded"}.get(report, REPORTED[5].__name__)
+    rules = {"logprobs": "logprobs_equal_reference", "text": "texts_are_decoded"}
+    rule = rules.get(report, "counters_count_what_is_delivered")
     verdict = verdict_of(Telling(lambda _, answer: answer | told), rule)
     assert (verdict.status, verdict.no_answer) == ("fail", True)
     assert "must be" in verdict.reason
