@@ -38,7 +38,8 @@ def rounds_per_s(window_size: int, repeats: int) -> float:
     def speed(repeat: int) -> float:
         simulation = Simulation(scenario(window_size), repeat)
         start = time.process_time()
-        return len(simulation.run().lines) / (time.process_time() - start)
+        log = simulation.run()
+        return log.num_rounds / (time.process_time() - start)
 
     return statistics.median(map(speed, range(repeats)))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,14 @@ class Fed:
 
 
 MEASURED_ROW = Fed(1, 4, 64)  # each row beside the chunk of a `mixed` point, as `raggedspec calibrate` times it
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of a round's passes, and of the host beside them."""
+
+    draft_s: float
+    verify_s: float
+    host_s: float
 
 
 class Line(dict[int, float]):
@@ -99,6 +107,8 @@ class CostModel(ABC):
         self.extrapolated: set[str] = set()
         self.lines: dict[tuple[str, int, float, bool], Line] = {}
         self.point = lru_cache(maxsize=None)(self._point)
+        self.passes_s = lru_cache(maxsize=None)(self._passes_s)
+        self.gather_s = lru_cache(maxsize=None)(self._gather_s)
 
     def line(self, component: str, rows: int, tokens: float, scattered: bool = False) -> Line:
         """Seconds of a component at every width; of packed rows, `tokens` is their mean."""
@@ -111,6 +121,21 @@ class CostModel(ABC):
     def _point(self, component: str, rows: int, tokens: float, width: int = 0) -> float:
         """Seconds of a component at one width: where few come up, or none matters."""
         return float(self.seconds(component, rows, tokens, np.array([width]), False)[0]) * self.factors[component]
+
+    def _passes_s(self, rows: int, passes: int, span: int, mean: float, width: int, scattered: bool) -> PassSeconds:
+        """Seconds of so many passes of the draft, of a verify pass of up to `span` tokens a row, and of the host.
+
+        Args:
+            mean: tokens that a row feeds the verify pass on average, where it leaves the pads out; 0 where it does not.
+        """
+        packing_s = self.packing_s(rows, mean, width) if mean else 0.0
+        verify_s = self.line("verify", rows, mean or span, scattered).at(width) + packing_s
+        draft_s = self.line("draft", rows, passes, scattered).at(width) if passes else 0.0
+        return PassSeconds(draft_s, verify_s, self.point("host", rows, span))
+
+    def _gather_s(self, component: str, rows: int, width: int) -> float:
+        """Seconds of one gather of so many rows."""
+        return self.line(component, rows, 0).at(width)
 
     def prefill_s(self, prompts: Seq[Fed], *, padded: bool = False) -> float:
         """Seconds of a pass over prompts, or chunks of them, of one row each; 0 where no token is fed.

@@ -68,7 +68,7 @@ def mser5(values: np.ndarray) -> int:
 
 
 def _keep(columns: Columns, mask: np.ndarray) -> Columns:
-    return {name: values[mask] for name, values in columns.items()}
+    return columns if mask.all() else {name: values[mask] for name, values in columns.items()}
 
 
 def warmup_s(simulation: Simulation, requests: Columns) -> float:
@@ -264,10 +264,9 @@ def _latencies(requests: Columns, done: Columns) -> dict[str, float]:
 
 def inter_token_s(log: EventLog, rounds: Columns, start_s: float) -> np.ndarray:
     """Time between two rounds that yield tokens of one request, where the later one begins at `start_s` or after."""
-    ends = np.repeat(rounds["start_s"] + rounds["round_s"], rounds["live"].astype(int))
-    fresh = np.repeat(rounds["start_s"] >= start_s, rounds["live"].astype(int))
-    gaps_s = (ends - np.array(log.ends_before, dtype=float))[fresh]
-    return gaps_s[~np.isnan(gaps_s)]
+    gaps = _keep(log.gaps, rounds["start_s"][log.gaps["round"]] >= start_s)
+    ends_s = (rounds["start_s"] + rounds["round_s"])[gaps["round"]]
+    return np.repeat(ends_s - gaps["ended_s"], gaps["rows"])
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:

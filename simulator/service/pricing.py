@@ -1,28 +1,16 @@
 """Seconds of a round, stage by stage: as the engine runs it, one cohort beside the other, or as the published code."""
 
 from collections.abc import Sequence as Seq
-from functools import lru_cache
-from typing import NamedTuple
-
-import numpy as np
 
 from refimpl.core.sequence import MOST_LAG
 from refimpl.placement import Move, are_neighbours, make_placement, pays_to_pack
 from refimpl.scheduling import Chunk
-from simulator.service.cost import CostModel, Fed, Line
+from simulator.service.cost import CostModel, Fed
 from simulator.service.proposals import Drafting, RoundProposals
 from simulator.service.records import Request, Stages
 from simulator.settings.scenario import Engine, Switches
 
 Members = tuple[Request, ...]
-
-
-class PassSeconds(NamedTuple):
-    """Seconds of a round's passes, and of the host beside them."""
-
-    draft_s: float
-    verify_s: float
-    host_s: float
 
 
 # kind of move -> component of the cost
@@ -61,31 +49,6 @@ class Pricing:
         self.drafting, self.runs_draft = drafting, engine.drafting.uses_draft and self.k > 0
         self.placement = make_placement(engine.layout, engine.compaction_threshold)
         self.reads_own = cost.own_contexts and not self.placement.batch_columns(1)
-        self.lines = lru_cache(maxsize=None)(self._lines)
-        self.passes_s = lru_cache(maxsize=None)(self._passes_s)
-        self.gather_s = lru_cache(maxsize=None)(self._gather_s)
-
-    def _lines(self, rows: int, k: int, scattered: bool) -> tuple[Line, Line, float]:
-        """Seconds of drafting and verifying at every width, and of the host."""
-        line = self.cost.line
-        draft = line("draft", rows, k, scattered) if k else Line(lambda widths: np.zeros(len(widths)))
-        return draft, line("verify", rows, k + 1, scattered), self.cost.point("host", rows, k + 1)
-
-    def _passes_s(self, rows: int, passes: int, span: int, mean: float, width: int, scattered: bool) -> PassSeconds:
-        """Seconds of so many passes of the draft, of a verify pass of up to `span` tokens a row, and of the host.
-
-        Args:
-            mean: tokens that a row feeds the verify pass on average, where it leaves the pads out; 0 where it does not.
-        """
-        host_s, line = self.cost.point("host", rows, span), self.cost.line
-        packing_s = self.cost.packing_s(rows, mean, width) if mean else 0.0
-        verify_s = line("verify", rows, mean or span, scattered).at(width) + packing_s
-        draft_s = line("draft", rows, passes, scattered).at(width) if passes else 0.0
-        return PassSeconds(draft_s, verify_s, host_s)
-
-    def _gather_s(self, component: str, rows: int, width: int) -> float:
-        """Seconds of one gather of so many rows."""
-        return self.cost.line(component, rows, 0).at(width)
 
     def num_drafts(self, live: Seq[Request]) -> int:
         """Drafts of the batch: the largest that some row can use."""
@@ -113,7 +76,7 @@ class Pricing:
         if len(live) < rows or min([row.left for row in live]) - useless < k:
             mean = self._mean([min(k, row.left - useless) + 1 for row in live], rows, k + 1)
         self.tokens = mean or k + 1.0
-        draft_s, verify_s, host_s = self.passes_s(rows, k, k + 1, mean, self.context, self.scattered)
+        draft_s, verify_s, host_s = self.cost.passes_s(rows, k, k + 1, mean, self.context, self.scattered)
         self.drafts = self.passes = k
         return Stages(prefill_s, draft_s, verify_s, realign_s, host_s)
 
@@ -123,7 +86,7 @@ class Pricing:
         realign_s = self.begin(members, k + 1)
         mean = self._mean([proposal.drafted + 1 for proposal in proposals.of.values()], rows, k + 1)
         self.tokens = mean or k + 1.0
-        draft_s, verify_s, host_s = self.passes_s(rows, passes, k + 1, mean, self.context, self.scattered)
+        draft_s, verify_s, host_s = self.cost.passes_s(rows, passes, k + 1, mean, self.context, self.scattered)
         draft_s += self._catch_up_s(members, passes)
         self.drafts, self.passes = k, passes
         return Stages(prefill_s, draft_s + proposals.other_s, verify_s, realign_s, host_s)
@@ -167,13 +130,13 @@ class Pricing:
 
     def _move_s(self, move: Move, before: Members) -> float:
         """Seconds of a move, and of writing back what has not finished of the members before."""
-        seconds = self.gather_s(COMPONENT_OF[move.kind], len(move.shifts), self.placement.width)
+        seconds = self.cost.gather_s(COMPONENT_OF[move.kind], len(move.shifts), self.placement.width)
         unsaved = len([row for row in before if not row.finished]) if move.kind == "load" else 0
         return seconds + (self.cost.point("split", unsaved, 0) if unsaved else 0.0)
 
     def regroup_s(self, rows: int, width: int) -> float:
         """Seconds of writing so many members back and gathering as many others."""
-        return self.gather_s("concat", rows, width) + self.cost.point("split", rows, 0)
+        return self.cost.gather_s("concat", rows, width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
         """Prefill of up to a batch of rows at a time, less a token each, what was found, and what is left to rounds.
@@ -302,7 +265,7 @@ class RecordedPricing(Pricing):
             self.proposals = self.drafting.propose(members)
             k = self.proposals.k
         realign_s, self.pool_rows = self.begin(members, k + 1), max(self.pool_rows, len(members))
-        draft_s, verify_s, host_s = self.passes_s(self.pool_rows, k, k + 1, 0.0, self.placement.width, False)
+        draft_s, verify_s, host_s = self.cost.passes_s(self.pool_rows, k, k + 1, 0.0, self.placement.width, False)
         draft_s += self._catch_up_s(members, k)
         self.tokens, self.drafts, self.passes = k + 1.0, k, k
         return Stages(prefill_s, draft_s, verify_s, realign_s, host_s)

@@ -131,7 +131,7 @@ class Drafting:
 def _run(row: Request, position: int) -> int:
     """Right drafts of the model from a position on."""
     number, place = divmod(position, TILE_POSITIONS)
-    return row.draw(number)[place]
+    return row.draw(row.sequence, number)[place]
 
 
 def note_drafts(live: Seq[Request], proposals: RoundProposals) -> None:

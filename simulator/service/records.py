@@ -1,7 +1,7 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -64,6 +64,8 @@ class RoundLine(NamedTuple):
 
 
 BEGUN = len(RoundLine._fields) - len(RoundLine._field_defaults)  # first fields, known when a round begins
+ROUND_TYPES = RoundLine.__annotations__ | {"mode": object}  # as columns have them
+BLOCK_ROUNDS = 2**16  # kept as lines at most
 
 
 class Stages(NamedTuple):
@@ -90,8 +92,8 @@ class Request:
         generated: tokens so far.
         runs: right proposals from each generated position on, a byte each, as far as it has come, see
             `service.acceptance`; empty when it has finished.
-        draw: number of a tile of positions → their runs.
-        block_tokens: start and stop → what its tokens between them are, equal for equal tokens.
+        draw: its place, and the number of a tile of positions → their runs.
+        text: its place, start and stop → what its tokens between them are, equal for equal tokens.
         num_evaluated, num_accepted: drafts that were decided on, and accepted, at positions that were committed, as far
             as a draft budget may ask.
         num_prefix_hits: leading tokens whose blocks others had filled when it was admitted.
@@ -108,22 +110,22 @@ class Request:
     """
 
     __slots__ = (
-        "accepted", "admitted_s", "arrival_s", "begun_s", "block_tokens", "blocks", "cut", "draft_lag", "drafted",
-        "draw", "finished", "finished_s", "first_token_s", "generated", "has_kv", "has_state", "k", "last_end_s",
-        "last_kept", "last_round", "left", "longest_gap_s", "longest_wait", "num_accepted", "num_evaluated",
-        "num_prefix_hits", "on_finish", "output_len", "padded_len", "prompt_len", "replica", "rounds", "runs",
-        "seq_len", "sequence", "slot", "ticket", "to_prefill",
+        "accepted", "admitted_s", "arrival_s", "begun_s", "blocks", "cut", "draft_lag", "drafted", "draw", "finished",
+        "finished_s", "first_token_s", "generated", "has_kv", "has_state", "k", "last_end_s", "last_kept",
+        "last_round", "left", "longest_gap_s", "longest_wait", "num_accepted", "num_evaluated", "num_prefix_hits",
+        "on_finish", "output_len", "padded_len", "prompt_len", "replica", "rounds", "runs", "seq_len", "sequence",
+        "slot", "text", "ticket", "to_prefill",
     )  # fmt: skip
 
     def __init__(
         self,
         sequence: int,
         lengths: tuple[int, int, int],
-        draw: Callable[[int], bytes],
-        block_tokens: Callable[[int, int], Hashable],
+        draw: Callable[[int, int], bytes],
+        text: Callable[[int, int, int], Hashable],
         arrival_s: float,
     ):
-        self.sequence, self.draw, self.block_tokens, self.arrival_s = sequence, draw, block_tokens, arrival_s
+        self.sequence, self.draw, self.text, self.arrival_s = sequence, draw, text, arrival_s
         self.ticket, self.runs = -1, b""
         self.blocks: list[int] = []
         self.num_prefix_hits = self.num_evaluated = self.num_accepted = 0
@@ -169,6 +171,10 @@ class Request:
         """Drafts that it can use in the coming round."""
         return min(self.k, self.left - 1)
 
+    def block_tokens(self, start: int, stop: int) -> Hashable:
+        """What its tokens from `start` to `stop` are."""
+        return self.text(self.sequence, start, stop)
+
     def begin(self, start_s: float) -> None:
         """A round of it, or of a chunk of its prompt, began then; the first is kept, whether it is preempted or not."""
         if self.begun_s != self.begun_s:  # NaN
@@ -177,7 +183,7 @@ class Request:
     def next_run(self) -> int:
         """Right proposals from the next token on; draws them where nobody has asked so far."""
         while self.generated >= len(self.runs):
-            self.runs += self.draw(len(self.runs) // TILE_POSITIONS)
+            self.runs += self.draw(self.sequence, len(self.runs) // TILE_POSITIONS)
         return self.runs[self.generated]
 
     def answer(self) -> None:
@@ -196,14 +202,15 @@ class Request:
 
 
 class EventLog:
-    """Everything that happened in one replication.
+    """Everything that happened in one replication; all but the latest rounds in columns, a fifth as large as lines.
 
     Attributes:
-        lines: fields of `RoundLine`, round by round, in order of their ends.
+        lines: fields of `RoundLine` of the latest rounds, in order of their ends.
         cut_lines: the same of the rounds that ran when the clock was stopped, with no tokens.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
-        ends_before: of each live row of each line, the second at which its round before ended; NaN before its first.
+        ends_before: of each live row of each of `lines`, the second at which its round before ended; NaN before its
+            first.
         num_preemptions: times that a request was sent back because the blocks ran out.
         num_to_cache, num_prefix_hits: replica → tokens that requests needed in its cache when they were admitted, and
             those of them that were there.
@@ -218,9 +225,28 @@ class EventLog:
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.ends_before: list[float] = []
         self.requests: list[Request] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_rounds = 0
         self.num_to_cache, self.num_prefix_hits = Counter[int](), Counter[int]()
         self.last_round_s = self.end_s = 0.0
+        self._blocks: list[Columns] = []
+        self._gaps: list[Columns] = []
+
+    def note(self, line: tuple[Any, ...]) -> None:
+        """Write down a round whose rows are in `ends_before`."""
+        self.lines.append(line)
+        if len(self.lines) == BLOCK_ROUNDS:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Turn `lines` into columns, and `ends_before` into counts of equal ones in each round."""
+        columns, ended_s = _columns(self.lines, ROUND_TYPES), np.array(self.ends_before, dtype=float)
+        place = np.repeat(np.arange(self.num_rounds, self.num_rounds + len(self.lines)), columns["live"])
+        first = np.flatnonzero((np.diff(place, prepend=-1) != 0) | (np.diff(ended_s, prepend=np.nan) != 0))
+        gaps = {"round": place[first], "ended_s": ended_s[first], "rows": np.diff(first, append=len(place))}
+        self._gaps.append({name: values[~np.isnan(gaps["ended_s"])] for name, values in gaps.items()})
+        self._blocks.append(columns)
+        self.num_rounds += len(self.lines)
+        self.lines, self.ends_before = [], []
 
     def end_rows(self, live: Sequence[Request]) -> None:
         """Note which rows of the latest round have finished after it was written down."""
@@ -231,29 +257,40 @@ class EventLog:
 
     @property
     def rounds(self) -> list[RoundLine]:
-        """`lines` with names."""
-        return [RoundLine._make(line) for line in self.lines]
+        """Every round, by itself; the noise is not in the stage seconds. As all that follows, for after the run."""
+        fields = [self._fields[name][: self.num_rounds].tolist() for name in RoundLine._fields]
+        return [RoundLine._make(line) for line in zip(*fields, strict=True)]
 
     @cached_property
     def request_columns(self) -> Columns:
-        """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored).
+        """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored)."""
+        return _columns([request.as_row() for request in self.requests], dict.fromkeys(REQUEST_COLUMNS))
 
-        These and those of the rounds are for after the run: what is written down later is not in them.
-        """
-        return _columns([request.as_row() for request in self.requests], REQUEST_COLUMNS)
+    @property
+    def gaps(self) -> Columns:
+        """``round``, ``ended_s``, ``rows``: so many rows of that round had their last one before, which ended then."""
+        return self._packed[1]
+
+    @property
+    def _fields(self) -> Columns:
+        """Fields of `RoundLine` of every round, and behind them of those that ran when the clock stopped."""
+        return self._packed[0]
+
+    @cached_property
+    def _packed(self) -> tuple[Columns, Columns]:
+        self._pack()
+        return _joined([*self._blocks, _columns(self.cut_lines, ROUND_TYPES)]), _joined(self._gaps)
 
     @cached_property
     def columns_with_cut(self) -> Columns:
         """As `round_columns`, and behind them the rounds that ran when the clock stopped, as long as they would be."""
-        columns = _columns(self.lines + self.cut_lines, RoundLine._fields)
-        for name in STAGES:
-            columns[name] = columns[name] * columns["noise"]
-        return columns | {"round_s": np.sum([columns[name] for name in STAGES], axis=0)}
+        stages = {name: self._fields[name] * self._fields["noise"] for name in STAGES}
+        return self._fields | stages | {"round_s": np.sum(list(stages.values()), axis=0)}
 
     @property
     def round_columns(self) -> Columns:
         """Fields of `RoundLine` and ``round_s`` of every round; the noise is multiplied into the stage seconds."""
-        return {name: values[: len(self.lines)] for name, values in self.columns_with_cut.items()}
+        return {name: values[: self.num_rounds] for name, values in self.columns_with_cut.items()}
 
     def request_frame(self) -> pd.DataFrame:
         """One line per request."""
@@ -268,6 +305,11 @@ class EventLog:
         return pd.DataFrame.from_records(self.rows or [], columns=list(ROW_COLUMNS))
 
 
-def _columns(lines: Sequence[tuple[Any, ...]], names: tuple[str, ...]) -> Columns:
-    values = zip(*lines, strict=True) if lines else ([] for _ in names)
-    return {name: np.array(column) for name, column in zip(names, values, strict=True)}
+def _columns(lines: Sequence[tuple[Any, ...]], types: Mapping[str, type | None]) -> Columns:
+    values = zip(*lines, strict=True) if lines else ([] for _ in types)
+    return {name: np.array(column, dtype=types[name]) for name, column in zip(types, values, strict=True)}
+
+
+def _joined(blocks: Sequence[Columns]) -> Columns:
+    """Blocks of columns, one behind the other; they are emptied, so that nothing large is there twice."""
+    return {name: np.concatenate([block.pop(name) for block in blocks]) for name in list(blocks[0])}

@@ -187,7 +187,7 @@ class Replica:
                 self._mark_rows(live, plan.mode)
         for chunk in plan.chunks:
             self._cache(chunk, begun.start_s)
-        self.log.lines.append(begun[:BEGUN] + tokens + self._load(begun.rows))
+        self.log.note(begun[:BEGUN] + tokens + self._load(begun.rows))
         self.begun = None
         self.round_index += 1
         for row in live if plan.mode == "static" else ():  # its client does not wait until the whole batch has finished

@@ -5,7 +5,6 @@ import math
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +15,7 @@ from simulator.service.acceptance import acceptance_of
 from simulator.service.cost import CostModel
 from simulator.service.fleet import Fleet
 from simulator.service.proposals import make_drafting
-from simulator.service.records import STAGES, EventLog, Request, RoundLine
+from simulator.service.records import EventLog, Request
 from simulator.service.replica import Replica
 from simulator.service.routing import make_router
 from simulator.service.scenario_cost import make_cost
@@ -49,6 +48,7 @@ class Simulation:
         self.env = simpy.Environment()
         self.log = EventLog(keep_rows=keep_rows)
         self.acceptance = acceptance_of(scenario, self.streams)
+        self.draw, self.text = self.acceptance.tile, self.source.block_tokens  # bound once, for all requests
         self.cost: CostModel = make_cost(scenario, self.streams)
         drafting = make_drafting(scenario, self.streams, self.acceptance)
         route = make_router(scenario, self.source)
@@ -79,16 +79,15 @@ class Simulation:
 
     def _refuse_coarse_clock(self) -> None:
         """The clock is one number: the larger it is, the longer its steps, which rounds must not vanish between."""
-        if self.log.lines:
-            last, end_s = RoundLine._make(self.log.lines[-1]), self.log.last_round_s
-            round_s, step_s = last.noise * sum([getattr(last, stage) for stage in STAGES]), math.ulp(end_s)
+        if len(lasted_s := self.log.round_columns["round_s"]):
+            round_s, end_s = float(lasted_s[-1]), self.log.last_round_s
+            step_s = math.ulp(end_s)
             given = f"after {end_s:.3g} s the clock has steps of {step_s:.3g} s, and a round takes {round_s:.3g} s"
             require(round_s == 0 or step_s <= COARSE * round_s, f"the study lasts too long: {given}")
 
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
-        block_tokens = partial(self.source.block_tokens, index)
-        request = Request(index, lengths, partial(self.acceptance.tile, index), block_tokens, self.env.now)
+        request = Request(index, lengths, self.draw, self.text, self.env.now)
         self.log.requests.append(request)
         return request
 

@@ -144,7 +144,7 @@ def test_a_preempted_request_is_prefilled_once_more_where_mixed_caches_are_disca
     monkeypatch.setattr(Replica, "_admit", watched)
     log = simulate_once(scenario).log
     assert len(readmissions) == log.num_preemptions > 2
-    assert all(log.lines[line][3] > 0 for line in readmissions), "seconds of prefill"
+    assert all(log.rounds[line].prefill_s > 0 for line in readmissions), "seconds of prefill"
 
 
 def test_counters_of_a_trace_stand_where_their_round_ends():

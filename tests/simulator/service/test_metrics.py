@@ -8,11 +8,11 @@ from refimpl.core.formats import POINT_COLUMNS
 from simulator.cli import main
 from simulator.intervals import summarize
 from simulator.runner import simulate
-from simulator.service.metrics import measure
+from simulator.service.metrics import inter_token_s, measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
-from tests.simulator.scenarios import PLAIN, fixed
+from tests.simulator.scenarios import PLAIN, fixed, scenario
 from tests.synthetic_inputs import synthetic_points, write_calibration
 
 COST = Spec.of("linear", verify_base_s=0.01, kv_bytes_per_token=2.0)
@@ -207,3 +207,22 @@ def test_converting_a_trace_simulates_nothing(capsys, engine_trace, tmp_path):
     assert main(arguments) == 0
     assert main([*arguments, "--replication", "3"]) == 2
     assert "--engine converts a trace: leave out scenario" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "replicas"), [("realigned+grouped", 1), ("inplace+fifo", 2)])
+def test_rounds_kept_in_blocks_are_those_of_the_rows(monkeypatch, method, replicas):
+    """All rounds until the clock stops, whatever the size of a block; gaps as the row log has them."""
+    study = {"kind": "open", "num_requests": None, "duration_s": 20.0, "arrivals": Spec.of("poisson", rate_per_s=20)}
+    engine = {"method": method, "window_size": 16 if replicas == 1 else 4}
+    made = scenario({"service.replicas": replicas, "workload": fixed(5, 40)}, study=study, engine=engine)
+    whole = simulate_once(made, keep_rows=True).log
+    monkeypatch.setattr("simulator.service.records.BLOCK_ROUNDS", 7)
+    parts = simulate_once(made)
+    assert parts.log.num_rounds > 7 * 10
+    assert parts.log.rounds == whole.rounds
+    assert len(parts.log.columns_with_cut["round_s"]) == whole.num_rounds + len(whole.cut_lines) > whole.num_rounds
+    rows = whole.row_frame().merge(
+        whole.round_frame().assign(round=lambda rounds: rounds.groupby("replica").cumcount()), on=["replica", "round"]
+    )
+    gaps_s = rows.assign(end_s=rows["start_s"] + rows["round_s"]).groupby("sequence")["end_s"].diff()
+    assert inter_token_s(parts.log, parts.log.round_columns, 0.0) == pytest.approx(gaps_s.dropna().to_numpy())

@@ -18,7 +18,7 @@ from simulator.studies.published import (
 
 def row(seq_len, padded_len, kept):
     """A request after a round in which it kept so much."""
-    request = Request(0, (seq_len + kept, 99, 99), lambda tile: [0] * 64, lambda start, stop: 0, 0.0)
+    request = Request(0, (seq_len + kept, 99, 99), lambda index, tile: [0] * 64, lambda *span: 0, 0.0)
     request.padded_len, request.last_kept = padded_len, kept
     return request
 

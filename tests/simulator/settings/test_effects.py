@@ -86,7 +86,7 @@ BESIDE = {  # setting -> others that it may need; several of them in a tuple
 def rounds_of(made):
     """What was simulated; the error where a request does not fit into the memory for K/V."""
     try:
-        return simulate_once(made).log.lines
+        return simulate_once(made).log.rounds
     except InputError as error:
         if "holds" not in str(error):
             raise

@@ -150,7 +150,7 @@ def test_rows_wait_for_their_prefill_where_mixed_caches_are_dropped():
 
 def test_a_padded_row_ends_where_the_pad_means_the_end():
     long, short = (
-        Request(0, (length, 99, 99), lambda tile: [0] * 64, lambda start, stop: 0, 0.0) for length in (12, 7)
+        Request(0, (length, 99, 99), lambda index, tile: [0] * 64, lambda *span: 0, 0.0) for length in (12, 7)
     )
     for row in (long, short):
         row.generated = row.last_kept = 1
