@@ -97,14 +97,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.get_terminal_writer().line(f"\nconformance: {NOTHING_SUPPORTED}")
 
 
-class PropertyBroken(Exception):  # noqa: N818 (carries a verdict to the report)
-    """A property failed."""
-
-    def __init__(self, verdict: Verdict):
-        self.verdict = verdict
-        super().__init__(verdict.reason)
-
-
 class PropertyItem(pytest.Item):
     """One property of the engine under test."""
 
@@ -121,17 +113,9 @@ class PropertyItem(pytest.Item):
         if self.is_refused and self.rule != DECIDING:
             pytest.skip(f"not supported: {verdict.reason}")
         if verdict.status != "pass":
-            raise PropertyBroken(verdict)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo, style: Any = None) -> Any:
-        """Show the reason and the failing case instead of a traceback."""
-        if not isinstance(excinfo.value, PropertyBroken):
-            return super().repr_failure(excinfo, style)
-        verdict, kind = excinfo.value.verdict, self.config.stash[SUBJECT].reference_kind
-        reason = "not run: " * (verdict.status == "not run") + verdict.reason
-        return "\n".join(
-            [f"{verdict.property}: {reason}", *tell_place(verdict), *tell_calls(verdict), *hint(verdict, kind)]
-        )
+            reason = "not run: " * (verdict.status == "not run") + verdict.reason
+            more = *tell_place(verdict), *tell_calls(verdict), *hint(verdict, self.config.stash[SUBJECT].reference_kind)
+            pytest.fail("\n".join([f"{verdict.property}: {reason}", *more]), pytrace=False)
 
     def reportinfo(self) -> tuple[Any, int, str]:
         """Name the property, not a line of this file."""

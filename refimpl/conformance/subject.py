@@ -1,7 +1,7 @@
 """The engine under test as properties see it: answers are checked, calls recorded, its reference remembered."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from refimpl.conformance.limits import Limits
@@ -29,6 +29,7 @@ ITSELF = "itself"  # as a reference
 Rows = tuple[tuple[int, ...], ...]
 
 
+@dataclass(eq=False)
 class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a failed assertion)
     """A case breaks a property.
 
@@ -42,22 +43,15 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
         found, expected: tokens of all rows that were compared.
     """
 
+    reason: str
+    row: int | None = None
+    token: int | None = None
+    no_answer: bool = False
+    place: str = ""
+    calls: tuple[Call, ...] = ()
     case: Any = None
     found: Rows = ()
     expected: Rows = ()
-
-    def __init__(
-        self,
-        reason: str,
-        row: int | None = None,
-        token: int | None = None,
-        *,
-        no_answer: bool = False,
-        place: str = "",
-    ):
-        self.reason, self.row, self.token, self.no_answer, self.place = reason, row, token, no_answer, place
-        self.calls: tuple[Call, ...] = ()
-        super().__init__(reason)
 
 
 def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
@@ -72,9 +66,8 @@ def difference(found: list[list[int]], wanted: list[list[int]], what: str) -> Ca
     at = first_difference(found[row], wanted[row])
     told = f"{what}: row {row} differs from token {at} on: {found[row]} instead of {wanted[row]}"
     order = "; all rows together are as they should be: are they in another order?"
-    failure = CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
-    failure.found, failure.expected = (tuple(map(tuple, rows)) for rows in (found, wanted))
-    return failure
+    told += order * (sorted(found) == sorted(wanted))
+    return CaseFailure(told, row, at, found=tuple(map(tuple, found)), expected=tuple(map(tuple, wanted)))
 
 
 def all_equal(outputs: list[list[int]]) -> bool:
