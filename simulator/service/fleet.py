@@ -1,51 +1,24 @@
 """All replicas of a service: in one pool, or in one for prompts and one for what follows."""
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
 import simpy
 
 from simulator.service.cost import CostModel
-from simulator.service.pools import POOL_NAMES, DecodeReplica, PrefillReplica
+from simulator.service.failures import Failures
+from simulator.service.pools import POOL_NAMES, DecodeReplica, Pool, PrefillReplica
 from simulator.service.proposals import Drafting
 from simulator.service.records import EventLog, Request
 from simulator.service.replica import Replica
 from simulator.service.routing import Router
+from simulator.service.scaling import Scaling
 from simulator.service.scenario_cost import make_cost
 from simulator.service.schedulers import prefill_engine
 from simulator.service.streams import Streams
 from simulator.settings.kinds import POOLS
 from simulator.settings.scenario import Scenario
-
-
-class Pool:
-    """Replicas that do the same work.
-
-    Args:
-        make: number → a replica of the pool.
-        numbers: of those that are there at the start.
-        route: chooses among those that take requests.
-
-    Attributes:
-        replicas: all that there ever were, in the order of their numbers.
-        open: those of them that take requests.
-        stranded: requests that came while there were none.
-    """
-
-    def __init__(self, make: Callable[[int], Replica], numbers: range, route: Router):
-        self.make, self.first, self.route = make, numbers.start, route
-        self.replicas = [make(number) for number in numbers]
-        self.open = list(self.replicas)
-        self.stranded: deque[Request] = deque()
-
-    def send(self, request: Request) -> None:
-        """Pass a request on to a replica, as soon as there is one."""
-        if self.open:
-            self.route(request, self.open).submit([request])
-        else:
-            self.stranded.append(request)
 
 
 class Fleet:
@@ -77,14 +50,18 @@ class Fleet:
         self.moves, self.drafting = scenario.service.moves, drafting
         self.closing, self.num_unfinished, self.over = False, 0, env.event()
         self.split = scenario.service.pools.resolved(POOLS)
-        count = scenario.service.replicas
+        count, first = scenario.service.replicas, scenario.service.most_replicas
         self.decoding = Pool(self._make_decoding, range(count), route)
         self.prefilling = self.decoding
         if self.split:
             self.prompts = self._prompts_alone()
             self.prompt_cost = make_cost(self.prompts, streams) if self.drafts_again else cost
             self.prompt_cost.extrapolated = cost.extrapolated
-            self.prefilling = Pool(self._make_prefilling, range(count, count + self.split["prefill_replicas"]), route)
+            self.prefilling = Pool(self._make_prefilling, range(first, first + self.split["prefill_replicas"]), route)
+        self.failures, self.scaling = Failures(self), Scaling(self)
+        for pool in self.pools.values():
+            for replica in pool.replicas:
+                self.failures.watch(pool, replica)
 
     @property
     def replicas(self) -> list[Replica]:
@@ -130,8 +107,21 @@ class Fleet:
             return not self.over.triggered
         return any(replica.process.is_alive for replica in self.decoding.replicas)
 
+    def bring(self, pool: Pool, replica: Replica, delay_s: float, *, paid: bool) -> Generator[Any, Any, None]:
+        """Let a replica serve after a delay, for which it may be paid."""
+        pool.expected += 1
+        replica.since_s = self.env.now if paid else None
+        yield self.env.timeout(delay_s)
+        pool.expected -= 1
+        replica.since_s = self.env.now if replica.since_s is None else replica.since_s
+        if not replica.process.is_alive:
+            replica.start()
+        pool.include(replica)
+        self.failures.watch(pool, replica)
+
     def _answered(self, client: Callable[[], Any] | None) -> None:
         self.num_unfinished -= 1
+        self.failures.in_vain = 0
         if client is not None:
             client()
         self._end_if_done()
@@ -158,9 +148,17 @@ class Fleet:
         made.hand_over = self._transfer
         return made
 
-    def _transfer(self, request: Request) -> None:
+    def _transfer(self, request: Request, sender: simpy.Process) -> None:
         """Send a request with its K/V to the replicas that decode; transfers do not slow each other down."""
         size = request.num_cached * self.prompt_cost.kv_bytes_per_token
         arrival = self.env.timeout(self.split["latency_s"] + size / self.split["bytes_per_s"])
         assert arrival.callbacks is not None
-        arrival.callbacks.append(lambda event: self.decoding.send(request))
+        arrival.callbacks.append(lambda event: self._arrive(request, sender))
+
+    def _arrive(self, request: Request, sender: simpy.Process) -> None:
+        """Its K/V are there, unless the sender has failed in the meantime."""
+        if sender.is_alive:
+            self.decoding.send(request)
+        else:
+            request.lose_kv()
+            self.prefilling.send(request)

@@ -14,9 +14,11 @@ from refimpl.placement import PLACEMENTS, PoolSize
 from simulator.service.cost import CostModel
 from simulator.service.pools import POOL_NAMES, PREFILL
 from simulator.service.records import STAGES, Columns, EventLog
+from simulator.service.replica import Replica
 from simulator.service.simulation import Simulation
 from simulator.settings.scenario import Engine, Scenario, Study
 
+Paid = Mapping[Replica, float]  # share of the observed seconds for which each is paid
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
 SHARES = ("fairness", "slo_attainment", "occupancy", "grouping_rate", "cache_hit_rate", "draft_acceptance_rate")
@@ -102,6 +104,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     rounds = _keep(rounds, rounds["start_s"] >= start_s)
     requests = _keep(requests, requests["arrival_s"] >= start_s)
     span_s = max(simulation.log.end_s - start_s, 1e-300)
+    paid = {replica: _paid_share(replica, start_s, start_s + span_s) for replica in simulation.replicas}
     result = {
         "tokens_per_s": float(tokens) / span_s,
         "makespan_s": simulation.log.last_round_s,
@@ -109,9 +112,9 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "warmup_s": start_s,
     }
     result |= _served(simulation, requests, finishing, span_s) | _spread("inter_token", gaps_s)
-    result |= _by_class(simulation, requests, finishing, span_s) | _by_replica(simulation, observed, span_s)
-    result |= _economy(simulation, result["tokens_per_s"])
-    result |= _rounds(simulation, rounds) | _seconds(simulation, observed, start_s, span_s)
+    result |= _by_class(simulation, requests, finishing, span_s) | _by_replica(simulation, paid, observed, span_s)
+    result |= _economy(simulation, paid, result["tokens_per_s"])
+    result |= _rounds(simulation, rounds) | _seconds(simulation, paid, observed, span_s)
     return result | _rows(rounds, requests)
 
 
@@ -143,8 +146,14 @@ def check_metric(name: str, scenario: Scenario | None = None) -> None:
 def own_metrics(scenario: Scenario) -> tuple[str, ...]:
     """Names of the metrics of a class or a pool, whose name is behind a dot, and of a replica, whose number is."""
     of_classes = [f"{metric}.{each.name}" for each in scenario.workload.classes for metric in CLASS_METRICS]
-    of_pools = [f"busy_share.{name}" for name in POOL_NAMES if scenario.service.moves]
-    return (*of_classes, *of_pools, *(f"cache_hit_rate.{number}" for number in _sharing_replicas(scenario)))
+    split, varies = scenario.service.pools.kind != "colocated", scenario.service.varies
+    of_pools = [f"busy_share.{name}" for name in POOL_NAMES if split]
+    return (
+        *of_classes,
+        *["replicas_on"] * varies,
+        *of_pools,
+        *(f"cache_hit_rate.{number}" for number in _sharing_replicas(scenario)),
+    )
 
 
 def _sharing_replicas(scenario: Scenario) -> range:
@@ -195,14 +204,23 @@ def _by_class(simulation: Simulation, requests: Columns, finishing: Columns, spa
     return result
 
 
-def _by_replica(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
-    """Busy share of each pool, given rounds clipped to the observed seconds, and hit rate of each prefix cache."""
-    pools = simulation.fleet.pools if simulation.scenario.service.moves else {}
-    result = dict[str, float]()
-    for name, pool in pools.items():
+def _by_replica(simulation: Simulation, paid: Paid, rounds: Columns, span_s: float) -> dict[str, float]:
+    """Replicas that are there, busy share of each of two pools, given clipped rounds, hit rate of each prefix cache."""
+    service, pools = simulation.scenario.service, simulation.fleet.pools
+    result = {"replicas_on": sum(paid.values())} if service.varies else {}
+    for name, pool in pools.items() if len(pools) > 1 else ():
         own = _keep(rounds, np.isin(rounds["replica"], [replica.number for replica in pool.replicas]))
-        result[f"busy_share.{name}"] = float(own["round_s"].sum()) / (span_s * len(pool.replicas))
+        observed_s = span_s * sum(paid[replica] for replica in pool.replicas)
+        result[f"busy_share.{name}"] = float(own["round_s"].sum()) / (observed_s or math.nan)
     return result | {f"cache_hit_rate.{n}": _hit_rate(simulation, n) for n in _sharing_replicas(simulation.scenario)}
+
+
+def _paid_share(replica: Replica, start_s: float, end_s: float) -> float:
+    """Share of these seconds for which a replica is paid."""
+    if not replica.paid_s and replica.since_s is not None and replica.since_s <= start_s:
+        return 1.0
+    times = [*replica.paid_s, *([] if replica.since_s is None else [(replica.since_s, end_s)])]
+    return sum([max(0.0, min(stop, end_s) - max(begin, start_s)) for begin, stop in times]) / (end_s - start_s)
 
 
 def _hit_rate(simulation: Simulation, replica: int | None) -> float:
@@ -227,10 +245,10 @@ def limits_of(scenario: Scenario, name: str, classes: np.ndarray) -> np.ndarray:
     return np.array([getattr(each, name) or getattr(service, name) or math.inf for each in own])[classes]
 
 
-def _economy(simulation: Simulation, tokens_per_s: float) -> dict[str, float]:
-    """What all devices cost and draw over the observed seconds, by token; NaN where price or power are not known."""
+def _economy(simulation: Simulation, paid: Paid, tokens_per_s: float) -> dict[str, float]:
+    """What all devices cost and draw while they are paid for, by token; NaN where price or power are not known."""
     service, cost = simulation.scenario.service, simulation.cost
-    devices = sum(devices_of(replica.scenario.engine, cost) for replica in simulation.replicas)
+    devices = sum(share * devices_of(replica.scenario.engine, cost) for replica, share in paid.items())
     price, watts = service.cost_per_hour or cost.cost_per_hour, service.watts or cost.watts
     tokens = tokens_per_s or math.nan
     return {
@@ -305,9 +323,9 @@ def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
     }
 
 
-def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: float) -> dict[str, float]:
+def _seconds(simulation: Simulation, paid: Paid, rounds: Columns, span_s: float) -> dict[str, float]:
     """Of rounds clipped to the observed seconds."""
-    observed_s = span_s * len(simulation.replicas)
+    observed_s = span_s * sum(paid.values()) or math.nan
     busy_s = float(rounds["round_s"].sum())
     kv, token_bytes = rounds["kv_tokens"], simulation.cost.kv_bytes_per_token or math.nan  # unknown where it is 0
     kv_s = float((kv * rounds["round_s"]).sum())

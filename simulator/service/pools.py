@@ -1,26 +1,77 @@
-"""Replicas of a disaggregated service: some cache prompts and hand them over, the others decode what they are sent."""
+"""Replicas that do the same work; of two such pools one caches prompts, the other decodes what it is sent."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import simpy
 
 from refimpl.scheduling import RoundPlan
 from simulator.service.cost import Fed
 from simulator.service.records import Request, RoundLine
 from simulator.service.replica import Replica
+from simulator.service.routing import Router
 
 POOL_NAMES = ("decode", "prefill")
 PREFILL = "prefill"  # mode of the rounds of a replica of that pool
+
+
+class Pool:
+    """Replicas that do the same work.
+
+    Args:
+        make: number → a replica of the pool.
+        numbers: of those that are there at the start.
+        route: chooses among those that take requests.
+
+    Attributes:
+        replicas: all that there ever were, in the order of their numbers.
+        open: those of them that take requests.
+        idle: those that have left, and may be brought again.
+        expected: replicas that are being brought.
+        stranded: requests that came while none was open.
+    """
+
+    def __init__(self, make: Callable[[int], Replica], numbers: range, route: Router):
+        self.make, self.first, self.route = make, numbers.start, route
+        self.replicas = [make(number) for number in numbers]
+        self.open = list(self.replicas)
+        self.idle: list[Replica] = []
+        self.expected = 0
+        self.stranded: deque[Request] = deque()
+
+    def send(self, request: Request) -> None:
+        """Pass a request on to a replica, as soon as there is one."""
+        if self.open:
+            self.route(request, self.open).submit([request])
+        else:
+            self.stranded.append(request)
+
+    def include(self, replica: Replica) -> None:
+        """It takes requests from now on."""
+        self.open = [each for each in self.replicas if each is replica or each in self.open]
+        while self.stranded:
+            self.send(self.stranded.popleft())
+
+    def exclude(self, replica: Replica) -> None:
+        """It takes none any more."""
+        self.open = [each for each in self.open if each is not replica]
+
+    def added(self) -> Replica:
+        """One more replica, which takes no requests so far."""
+        self.replicas.append(self.make(self.first + len(self.replicas)))
+        return self.replicas[-1]
 
 
 class PrefillReplica(Replica):
     """Caches prompts, as its scheduler admits or cuts them, and decodes nothing.
 
     Attributes:
-        hand_over: called with every request whose prompt is cached, when it has left.
+        hand_over: called with every request whose prompt is cached, and the process that serves, when it has left.
     """
 
-    hand_over: Callable[[Request], None]
+    hand_over: Callable[[Request, simpy.Process], None]
 
     def serve(self) -> Generator[Any, Any, None]:
         """The server process: one timeout for each pass over prompts."""
@@ -55,7 +106,7 @@ class PrefillReplica(Replica):
 
     def _leaves(self, request: Request) -> None:
         request.finished, request.slot, request.has_kv = False, -1, True
-        self.hand_over(request)
+        self.hand_over(request, self.process)
 
 
 class DecodeReplica(Replica):

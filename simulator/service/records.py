@@ -62,6 +62,11 @@ class RoundLine(NamedTuple):
     waiting: int = 0
     window: int = 0
 
+    @property
+    def stages(self) -> tuple[float, ...]:
+        """Seconds of each stage, before noise."""
+        return self[3:8]
+
 
 BEGUN = len(RoundLine._fields) - len(RoundLine._field_defaults)  # first fields, known when a round begins
 ROUND_TYPES = RoundLine.__annotations__ | {"mode": object}  # as columns have them
@@ -174,6 +179,11 @@ class Request:
     def block_tokens(self, start: int, stop: int) -> Hashable:
         """What its tokens from `start` to `stop` are."""
         return self.text(self.sequence, start, stop)
+
+    def lose_kv(self) -> None:
+        """As it was before it was admitted anywhere, but for the tokens that it has."""
+        self.blocks, self.num_prefix_hits, self.to_prefill, self.slot = [], 0, 0, -1
+        self.has_state = self.has_kv = False
 
     def begin(self, start_s: float) -> None:
         """A round of it, or of a chunk of its prompt, began then; the first is kept, whether it is preempted or not."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -34,6 +35,10 @@ class Replica:
         streams: random numbers of the replication.
         number: which replica this is.
         drafting: what is drafted, where rows are not offered all that they can use.
+
+    Attributes:
+        since_s: since when it is paid for; None while it is not there.
+        paid_s: begin and end of each time that it was.
     """
 
     def __init__(
@@ -46,31 +51,74 @@ class Replica:
         number: int,
         drafting: Drafting | None = None,
     ):
-        self.env, self.scenario, self.log, self.number = env, scenario, log, number
-        self.switches = scenario.switches
+        self.env, self.scenario, self.cost, self.log, self.number = env, scenario, cost, log, number
+        self.switches, self.drafting = scenario.switches, drafting
         self.padded_key = scenario.switches.group_key == "padded_length"
         self.least_lag = 1 if scenario.runs_draft else 0
         self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
-        offline = scenario.study.kind == "offline"
-        self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting, offline=offline)
+        self.block_size = scenario.engine.block_size
+        self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
+        self.round_index = 0
+        self.since_s: float | None = env.now
+        self.paid_s: list[tuple[float, float]] = []
+        require_room(scenario, cost)
+        self.start()
+
+    # --- it comes and goes ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve, with nothing cached."""
+        scenario, cost, offline = self.scenario, self.cost, self.scenario.study.kind == "offline"
+        self.pricing = make_pricing(scenario.engine, scenario.switches, cost, self.drafting, offline=offline)
         self.scheduler = scheduler_of(scenario.engine, scenario.switches)
         capacity = room_bytes(scenario, cost)
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
-        require_room(scenario, cost)
         self.scheduler.allocator = allocator_of(scenario.engine, capacity_tokens)
-        self.block_size = scenario.engine.block_size
         self.paged = self.scheduler.allocator.num_blocks is not None
         self.admission = Admission(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
-        self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
-        self.kv_tokens = self.load_tokens = self.round_index = 0
+        self.kv_tokens = self.load_tokens = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
         self.begun: RoundLine | None = None  # the round that runs
         self.plan: RoundPlan[Request] | None = None  # of the latest round
         self.chosen: tuple[Request, ...] = ()  # members of the latest round, as the scheduler named them
         self.members: tuple[Request, ...] = ()  # the same, in the order of their slots
         self.closing = False
-        self.wake = env.event()
-        self.process = env.process(self.serve())
+        self.wake = self.env.event()
+        self.process = self.env.process(self._serve_until_failure())
+
+    def _serve_until_failure(self) -> Generator[Any, Any, None]:
+        with suppress(simpy.Interrupt):
+            yield from self.serve()
+
+    def fail(self) -> list[Request]:
+        """Stop at once; all K/V are lost, and the round that runs.
+
+        Returns:
+            unfinished requests, the oldest first; they keep the tokens of earlier rounds
+        """
+        if self.process.is_alive:
+            self.process.interrupt()
+        self._cut_round()
+        pool = self.scheduler.pool
+        lost = [each for each in (*pool.window.values(), *pool.waiting, *self.admission.queue) if not each.finished]
+        for request in lost:
+            request.lose_kv()
+        return lost
+
+    def _cut_round(self) -> None:
+        """Write down the round that runs: as long as it ran, with no tokens."""
+        if self.begun is not None and (whole_s := self.begun.noise * sum(self.begun.stages)):
+            noise = self.begun.noise * (self.env.now - self.begun.start_s) / whole_s
+            cut = self.begun._replace(noise=noise, live=0)
+            self.log.note((*cut[:BEGUN], 0, 0, 0, *self._load(cut.rows)))
+            self.round_index += 1
+        self.begun = None
+
+    def leave(self) -> None:
+        """It is not paid for any more, if it was."""
+        if self.since_s is not None:
+            self.paid_s.append((self.since_s, self.env.now))
+        self.since_s = None
 
     # --- requests come -------------------------------------------------------------------------------------------
 

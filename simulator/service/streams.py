@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     LOOKUP = 13
     OVERLAY = 14
     CLASS = 15
+    FAILURE = 16
 
 
 class Streams:

@@ -28,7 +28,8 @@ REPLICATIONS = Range(1, integer=True, most=10**6, bytes_each=2**12)
 PAIRED = Range(2, integer=True, most=10**6, bytes_each=2**12)  # replications of a comparison
 WORKERS = Range(1, integer=True, most=max(64, 4 * (os.cpu_count() or 1)), bytes_each=150 * 2**20)
 DEVICES = Range(1, 64, integer=True)
-TEXT, COUNTS, PROBABILITIES = "text", "counts", "probabilities"
+TEXT, COUNTS, PROBABILITIES, TIMES = "text", "counts", "probabilities", "times"
+LISTS = {COUNTS: COUNT, PROBABILITIES: PROBABILITY, TIMES: NON_NEGATIVE}
 
 NOUNS = {"str": "a text", "list": "a list", "NoneType": "nothing", "int": "a number", "float": "a number"}
 LONGEST = 120  # characters of unknown keys that an error shows
@@ -138,11 +139,10 @@ def _check_value(value: Any, rule: Any, where: str) -> None:
         rule.check(value, where)
     elif rule == TEXT:
         require(isinstance(value, str) and value != "", f"{where} must be a text, not {shown(value)}")
-    elif rule in (COUNTS, PROBABILITIES):
+    elif rule in LISTS:
         require(isinstance(value, tuple) and len(value) > 0, f"{where} must be a list of numbers, not {shown(value)}")
-        limits = COUNT if rule == COUNTS else PROBABILITY
         for i, item in enumerate(value):
-            limits.check(item, f"{where}[{i}]")
+            LISTS[rule].check(item, f"{where}[{i}]")
     else:
         require(value in rule, f"{where} must be one of {', '.join(map(str, rule))}, not {shown(value)}")
 

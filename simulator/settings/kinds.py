@@ -1,5 +1,7 @@
 """The kinds of lengths, arrivals, acceptance, cost and so on that a scenario may name, with their parameters."""
 
+from typing import Any
+
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import (
     COUNT,
@@ -11,7 +13,9 @@ from simulator.settings.fields import (
     PROBABILITIES,
     PROBABILITY,
     REPLICAS,
+    SHARE,
     TEXT,
+    TIMES,
     VARIATION,
     Kinds,
     Range,
@@ -118,6 +122,18 @@ POOLS: Kinds = {
         "draft": (("transferred", "recomputed"), "transferred"),
     },
 }
+FAILURES: Kinds = {
+    "none": {},
+    "times": {"times_s": TIMES, "repair_s": (NON_NEGATIVE, 0.0)},
+    "random": {"mean_between_s": POSITIVE, "repair_s": (NON_NEGATIVE, 0.0)},
+}
+STEPS: dict[str, Any] = {
+    "most_replicas": REPLICAS,
+    "least_replicas": (REPLICAS, 1),
+    "every_s": (POSITIVE, 10.0),
+    "delay_s": (NON_NEGATIVE, 60.0),
+}
+SCALING: Kinds = {"fixed": {}, "queue": {"requests": POSITIVE} | STEPS, "utilisation": {"target": SHARE} | STEPS}
 KINDS = {  # setting -> its kinds
     "study.arrivals": ARRIVALS,
     "workload.prompt_tokens": LENGTHS,
@@ -129,4 +145,6 @@ KINDS = {  # setting -> its kinds
     "head": HEAD,
     "cost": COST,
     "service.pools": POOLS,
+    "service.failures": FAILURES,
+    "service.scaling": SCALING,
 }

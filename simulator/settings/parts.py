@@ -21,7 +21,7 @@ from simulator.settings.fields import (
     number_field,
     spec_field,
 )
-from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, COMMON, LENGTHS, POOLS
+from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, COMMON, FAILURES, LENGTHS, POOLS, SCALING
 from simulator.settings.methods import engine_settings
 
 DEFAULT_BUDGET = 128
@@ -255,6 +255,10 @@ class Service:
             one with least work.
         pools: whether each replica does everything, or `prefill_replicas` beside them cache prompts and send K/V, at
             `bytes_per_s` of one device, to the `replicas`, which decode; those of the draft are sent or made again.
+        failures: whether replicas fail: at each of `times_s` the one with most work, or each at random. It
+            serves again after `repair_s`, with nothing cached.
+        scaling: how many `replicas` there are after the start: so many for each `requests` that are unfinished, or so
+            many that a share `target` of their rows is in use; looked at `every_s`, and there after `delay_s`.
         kv_capacity_bytes: of each replica, of its fullest device; requests wait until there is room for their prompts
             and budgets, and for the buffers of a working batch where the layout has one. None for what costs of kind
             roofline leave, else for no limit.
@@ -266,6 +270,8 @@ class Service:
     replicas: int = number_field(REPLICAS, 1)
     router: Literal["round_robin", "least_loaded", "by_length", "by_prefix"] = "round_robin"
     pools: Spec = spec_field(POOLS, Spec.of("colocated"))
+    failures: Spec = spec_field(FAILURES, Spec.of("none"))
+    scaling: Spec = spec_field(SCALING, Spec.of("fixed"))
     kv_capacity_bytes: float | None = number_field(POSITIVE, None)
     slo_first_token_s: float | None = number_field(POSITIVE, None)
     slo_per_token_s: float | None = number_field(POSITIVE, None)
@@ -274,15 +280,29 @@ class Service:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.scaling.kind != "fixed":
+            least, most = self.scaling.resolved(SCALING)["least_replicas"], self.most_replicas
+            within = f"replicas {self.replicas} must be from scaling.least_replicas {least} to most_replicas {most}"
+            require(least <= self.replicas <= most, within)
 
     @property
     def moves(self) -> bool:
-        """Whether requests go from one replica to another."""
-        return self.pools.kind != "colocated"
+        """Whether requests go from one replica to another, or replicas come and go."""
+        return self.pools.kind != "colocated" or self.varies
+
+    @property
+    def varies(self) -> bool:
+        """Whether replicas come and go."""
+        return self.failures.kind != "none" or self.scaling.kind != "fixed"
+
+    @property
+    def most_replicas(self) -> int:
+        """Of those that decode, at a time."""
+        return self.replicas if self.scaling.kind == "fixed" else int(self.scaling["most_replicas"])
 
     @property
     def prompt_replicas(self) -> tuple[int, int]:
         """Number of the first replica that caches prompts, and the number behind the last."""
         if self.pools.kind == "colocated":
-            return 0, self.replicas
-        return self.replicas, self.replicas + int(self.pools["prefill_replicas"])
+            return 0, self.most_replicas
+        return self.most_replicas, self.most_replicas + int(self.pools["prefill_replicas"])

@@ -93,14 +93,17 @@ class Scenario:
             if name not in OF_ARRIVALS and engine.execution != "serial":
                 yield f"switches.{name} needs engine.execution serial"
             if self.service.moves:
-                yield f"switches.{name} is of servers that keep their requests: leave service.pools out"
+                yield f"switches.{name} is of servers that keep their requests: leave pools, failures and scaling out"
             if name not in OF_ARRIVALS and engine.cuda_graphs:
                 yield f"switches.{name} is of rounds that are not recorded: leave engine.cuda_graphs out"
         if engine.joint_prefill and switches.discard_mixed_caches:
             yield "switches.discard_mixed_caches prefills rows in a pass of their own: leave engine.joint_prefill out"
         if engine.cuda_graphs and self.cost.kind == "roofline" and not self.cost.resolved(COST)["graphs"]:
             yield "cost.graphs false has passes that the host launches, engine.cuda_graphs records them: leave one out"
-        sized = {"kv_capacity_bytes": self.service.kv_capacity_bytes is not None, "pools": self.service.moves}
+        sized = {
+            "kv_capacity_bytes": self.service.kv_capacity_bytes is not None,
+            "pools": self.service.pools.kind != "colocated",
+        }
         for name in (name for name, given in sized.items() if given and not self.knows_kv_bytes):
             yield f"service.{name} needs the bytes of a token: give cost.kv_bytes_per_token"
         if self.study.arrivals.kind == "trace" and len(self.workload.lengths) > 2 and self.study.kind == "open":

@@ -177,6 +177,8 @@ def find_plan(
     COUNT.check(tries, "tries")
     require_a_rate_and_a_limit(scenario := as_scenario(scenario))
     require(scenario.cost.kind == "roofline", "plan needs costs of kind roofline, of target and draft: give cost")
+    fixed = "plan seeks the fewest replicas that do everything, and are always there: leave out service.pools"
+    require(not scenario.service.moves, f"{fixed}, failures and scaling, or give no devices")
     known = {name: _price(name, price) for name, price in prices.items()}
     choices, impossible = _choices(scenario, known, axes, attainment)
     require(bool(choices), f"plan: no choice can serve: {'; '.join(impossible)}")

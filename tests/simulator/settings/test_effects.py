@@ -43,6 +43,8 @@ TRIED = {  # setting -> another value than its default
     "switches.realign_read_s": 1e-3, "switches.copy_launch_s": 1e-3, "switches.realign_layers": 7,
     "switches.pad_ends": True, "switches.free_realign": True, "service.router": "least_loaded",
     "service.pools": {"kind": "disaggregated", "prefill_replicas": 1, "bytes_per_s": 1e6},
+    "service.failures": {"kind": "times", "times_s": [0.9]},
+    "service.scaling": {"kind": "queue", "requests": 2, "most_replicas": 3, "every_s": 0.2, "delay_s": 0.1},
     "service.kv_capacity_bytes": 1.5e5, "workload.sort_prompts": True, "engine.draft_budget": "confidence",
     "confidence": {"kind": "drawn", "information": 1.0},
     "engine.max_new_tokens": 9, "cost.eager_pass_s": 0.5, "cost.eager_layer_s": 0.1, "cost.eager_cv": 0.7,

@@ -140,6 +140,11 @@ def test_the_command_prints_the_fleets_and_why(capsys, tmp_path):
         ({"h100": 1.0}, {"cost": {"kind": "linear", "verify_base_s": 0.01}}, "plan needs costs of kind roofline"),
         ({"h100": 1.0}, {"service.slo_first_token_s": 1e-4}, "no choice can serve: whose limits no batch keeps"),
         ({"h100": 1.0}, {"study": {"num_requests": 9}}, "needs a study of kind open"),
+        (
+            {"h100": 1.0},
+            {"service.failures": {"kind": "random", "mean_between_s": 9.0}},
+            "that do everything, and are al",
+        ),
     ],
 )
 def test_plans_that_cannot_be_made_are_refused(prices, changes, message):
