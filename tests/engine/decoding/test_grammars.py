@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from refimpl import InputError, InvariantViolation, Request, generate, stream
 from refimpl.decoding.grammars import GrammarProcessor, matcher_maker
 from refimpl.decoding.passes import EagerPasses
 from refimpl.faults import FAULTS
+from refimpl.models.table_model import Letters
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.selfcheck.state_machine import StateMachine
 from tests.commands import run_cli
@@ -214,6 +216,8 @@ def test_what_a_grammar_cannot_go_with_is_said(tiny, pair, monkeypatch):
             generate(tiny, ["a", Request("b", grammar=letters, **own)])
     with pytest.raises(InputError, match="the grammar of prompt 1: the pair has no tokenizer"):
         generate(pair, [[1], Request([2], stop_token_ids=[3], grammar=letters)])
+    with pytest.raises(InputError, match="prompt 1: llguidance does not read the tokenizer: Only fast tokenizers"):
+        generate(replace(tiny, tokenizer=Letters()), [[1], Request([2], grammar=letters)])
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match=r"prompt 1: llguidance is not installed: pip install 'raggedspec\[grammar\]'"):
         generate(tiny, ["a", Request("b", grammar=letters)])
