@@ -30,8 +30,8 @@ class Matcher(Protocol):
     def can_end(self) -> bool:
         """Whether the text so far is whole."""
 
-    def allowed(self) -> Bool[Tensor, " vocab"]:
-        """Tokens that can come next, on the host; the caller may change the mask."""
+    def allowed(self) -> Bool[np.ndarray, " vocab"]:
+        """Tokens that can come next; the caller may change the mask."""
 
     def advance(self, tokens: list[int]) -> int:
         """Follow the leading tokens that are allowed; say how many."""
@@ -57,7 +57,7 @@ class GrammarProcessor:
         """Scores behind a text; as they are where that has ended, or is none of the grammar's: nothing there counts."""
         if not self._seek(ids[0, self._prompt_len :].tolist()):
             return scores
-        return scores.masked_fill(~self._mask().to(scores.device), -torch.inf)
+        return scores.masked_fill(torch.from_numpy(~self._mask()).to(scores.device), -torch.inf)
 
     def followed(self, text: list[int], drafts: list[int]) -> list[int]:
         """The leading drafts that are allowed behind a text."""
@@ -72,14 +72,14 @@ class GrammarProcessor:
         if self._seek(text):
             fresh = self._new_matcher()
             fresh.advance(text)
-            same = torch.equal(fresh.allowed(), self._matcher.allowed()) and fresh.can_end == self._matcher.can_end
+            same = np.array_equal(fresh.allowed(), self._matcher.allowed()) and fresh.can_end == self._matcher.can_end
             require_invariant(same, "INV-25", row=row.index, expected=f"the state behind {text}", found="another")
 
     def _allows(self, text: list[int]) -> bool:
         """Whether its tokens are allowed, one behind the other."""
         return self._seek(text[:-1]) and bool(self._mask()[text[-1]])
 
-    def _mask(self) -> Bool[Tensor, " vocab"]:
+    def _mask(self) -> Bool[np.ndarray, " vocab"]:
         """Tokens that can come next. Where none can, although the text is not whole, it has to stop."""
         mask = self._matcher.allowed()
         stops = [token for token in self._stops if token < len(mask)]
@@ -121,10 +121,10 @@ class LibraryMatcher:
         """See `Matcher`."""
         return bool(self._matcher.is_accepting())
 
-    def allowed(self) -> Bool[Tensor, " vocab"]:
+    def allowed(self) -> Bool[np.ndarray, " vocab"]:
         """See `Matcher`."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        mask = torch.from_numpy(np.unpackbits(bits, count=self._vocab_size, bitorder="little")) > 0
+        mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         mask[self._ends] = False
         return mask
 

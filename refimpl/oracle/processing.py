@@ -76,7 +76,7 @@ class Grammar:
             assert self.matcher.advance([token]) == 1
         self.num_read = input_ids.shape[1]
         mask = self.matcher.allowed()
-        goes_on = [token for token in mask.nonzero()[:, 0].tolist() if token not in self.stops]
+        goes_on = [token for token in mask.nonzero()[0].tolist() if token not in self.stops]
         stops = self.stops if self.matcher.can_end or not goes_on else []
         allowed = [*goes_on, *(token for token in stops if token < len(mask))]
         return torch.full_like(scores, -torch.inf).index_copy(

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class Walk:
         """See `Matcher`."""
         return self._states[-1] in self._machine.ends
 
-    def allowed(self) -> Tensor:
+    def allowed(self) -> np.ndarray:
         """See `Matcher`."""
-        mask = torch.zeros(self._machine.vocab_size, dtype=torch.bool)
+        mask = np.zeros(self._machine.vocab_size, dtype=np.bool_)
         mask[list(self._machine.steps[self._states[-1]])] = True
         return mask
 
