@@ -16,6 +16,7 @@ from refimpl.core.reading import is_file, is_folder, read_mapping
 from refimpl.models.head import DraftHead, RegressiveBlock, RegressiveHead
 from refimpl.pairs.mtp import load_mtp
 from refimpl.pairs.reading import check_model_files
+from refimpl.pairs.speculators import KIND, load_speculator
 
 NORMS = "lm_head_norms"  # of the target's rows: they tell targets of one shape apart
 NORM_TOLERANCE = 0.05  # relative; roundings of a number format are far below
@@ -36,7 +37,8 @@ def load_head(path: Path, target: PreTrainedModel) -> DraftHead:
     """Read a head and put it on its target, in that model's number format and on its device.
 
     Args:
-        path: a file that `save_head` has written, or a checkpoint of the target, with MTP layers.
+        path: a file that `save_head` has written, a folder of the speculators library, or a checkpoint of the target,
+            with MTP layers.
         target: what the head was trained for.
 
     Raises:
@@ -47,6 +49,8 @@ def load_head(path: Path, target: PreTrainedModel) -> DraftHead:
     if is_folder(path):
         check_model_files("head", path)
         config = read_mapping(path / "config.json")
+        if KIND in config:
+            return load_speculator(path, config, target)
         _require_width(path, config.get("hidden_size"), target)
     elif str(path) != target.name_or_path:
         raise InputError(f"cannot load the head {path}: it is no file, and no checkpoint")

@@ -75,3 +75,53 @@ def _as_qwen3_next(name, num_layers):
     part = name.removeprefix(prefix)
     own = QWEN3_NEXT.get(part.removesuffix(".weight"))
     return f"mtp.{own}.weight" if own else f"mtp.layers.0.{part}"
+
+
+def write_eagle3(folder, target, family="llama", drafts=8, num_layers=1, **fields):
+    """A head in the format of the speculators library for a target, which can propose `drafts` of its tokens."""
+    torch.manual_seed(1)
+    layers = SMALL | {"model_type": family, "num_hidden_layers": num_layers, "head_dim": 8}
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "target", "architectures": target.config.architectures},
+        },
+        "transformer_layer_config": layers,
+        "draft_vocab_size": drafts,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+        "norm_before_residual": True,
+        "norm_before_fc": False,
+    } | fields
+    shapes = {"fc": (HIDDEN, 3 * HIDDEN), "lm_head": (drafts, HIDDEN), "norm": (HIDDEN,)}
+    shapes |= {"input_norm": (3 * HIDDEN,)} if config["norm_before_fc"] else {}
+    for i in range(num_layers):
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer(family, HIDDEN if i else 2 * HIDDEN).items()}
+    shapes["layers.0.hidden_norm"] = (HIDDEN,)
+    tensors = {f"{name}.weight": (len(shape) == 1) + 0.3 * torch.randn(shape) for name, shape in shapes.items()}
+    kept = torch.randperm(VOCAB_SIZE)[:drafts].sort().values
+    tensors |= {"d2t": kept - torch.arange(drafts), "t2d": torch.isin(torch.arange(VOCAB_SIZE), kept)}
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _layer(family, read):
+    """Shapes of a decoder layer whose attention reads so many numbers."""
+    heads, kv_heads, inner = 4 * 8, 2 * 8, 48
+    norms = ("self_attn.q_norm", "self_attn.k_norm") if family == "qwen3" else ()
+    return {
+        "self_attn.q_proj": (heads, read), "self_attn.k_proj": (kv_heads, read), "self_attn.v_proj": (kv_heads, read),
+        "self_attn.o_proj": (HIDDEN, heads), "mlp.gate_proj": (inner, HIDDEN), "mlp.up_proj": (inner, HIDDEN),
+        "mlp.down_proj": (HIDDEN, inner), "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
+    } | dict.fromkeys(norms, (8,))  # fmt: skip
+
+
+def write_llama(folder):
+    """A target with four layers."""
+    _random(transformers.LlamaConfig(**SMALL, num_hidden_layers=4), 0).save_pretrained(folder)
+    return folder
