@@ -118,3 +118,16 @@ def bulk_wait_s(rate: float, service_s: float, rows: int) -> float:
     behind = np.maximum(np.arange(size) - rows, 0)
     waiting_s = service_s * (law @ behind + mean / 2)
     return float(waiting_s / (service_s + law[0] / rate) / rate)
+
+
+def in_turn_wait_s(rate: float, service_s: float, servers: int) -> float:
+    """Mean wait where Poisson arrivals go to c exponential servers in turn, each with a queue: a GI/M/1 queue each.
+
+    Gaps at a server are Erlang of c phases. An arrival finds n there with a chance of (1 - σ) σ^n, where σ < 1 solves
+    σ = (λ / (λ + μ (1 - σ)))^c (Kendall 1953); iterated, since the map contracts below the root.
+    """
+    _load(rate, service_s, servers)
+    busy = 0.0
+    for _ in range(10_000):
+        busy = (rate / (rate + (1 - busy) / service_s)) ** servers
+    return busy * service_s / (1 - busy)

@@ -176,6 +176,50 @@ def test_littles_law_on_the_logged_populations():
     assert in_rounds == pytest.approx(len(requests) / end_s * served_s, rel=1e-6)
 
 
+SERVICE_S = 0.1  # of a prompt
+
+
+def fleet(rate, **service):
+    """Servers of one row each, whose service is nearly exponential: a geometric number of prompt tokens."""
+    prompts = {"workload.prompt_tokens": {"kind": "geometric", "mean_tokens": 2000}, "engine.max_new_tokens": 1}
+    cost = {"kind": "linear", "verify_base_s": 1e-9, "prefill_s_per_token": SERVICE_S / 1999, "kv_bytes_per_token": 1.0}
+    return queue(rate, FIXED, requests=2500).but(prompts | {"cost": cost, "service": service})
+
+
+def test_servers_in_turn_are_queues_with_erlang_arrivals():
+    """One queue for all four would make the wait a fifth of it, and routing at random 2.3 times as long."""
+    rate = 0.5 * 4 / SERVICE_S
+    assert closed_forms.in_turn_wait_s(5.0, SERVICE_S, 1) == pytest.approx(closed_forms.mmc_wait_s(5.0, SERVICE_S, 1))
+    expected = closed_forms.in_turn_wait_s(rate, SERVICE_S, 4)
+    assert_mean(mean_wait(fleet(rate, replicas=4), replications=30), expected, notices=0.3)
+
+
+def test_servers_by_least_work_are_nearly_one_queue():
+    """No router has one queue for all. By the work left it would be M/M/c; counting the whole request that is served as
+    work makes the wait longer by up to a quarter. In turn it is 3.5 times as long.
+    """
+    rate = 0.7 * 4 / SERVICE_S
+    expected = closed_forms.mmc_wait_s(rate, SERVICE_S, 4)
+    waits = mean_wait(fleet(rate, replicas=4, router="least_loaded"), replications=30)
+    assert_mean(waits, 1.125 * expected, notices=0.75, rounding=0.125 * expected)
+
+
+def test_two_pools_are_queues_behind_each_other():
+    """Prompts leave the first, an M/M/1 queue, as Poisson arrivals (Burke 1956); the second is M/G/1."""
+    rate, tokens, round_s = 6.0, 8, 0.01
+    pools = {"kind": "disaggregated", "prefill_replicas": 1, "bytes_per_s": 1e12, "latency_s": 0.03}
+    made = fleet(rate, pools=pools).but({
+        "workload.output_tokens": {"kind": "geometric", "mean_tokens": tokens}, "engine.max_new_tokens": 10**5,
+        "cost.verify_base_s": round_s, "study.num_requests": 1000,
+    })  # fmt: skip
+    requests = simulate(made, 24).frame("requests")
+    requests = requests[requests["request"] >= 200]
+    first_s = closed_forms.mmc_wait_s(rate, SERVICE_S, 1) + SERVICE_S
+    second_s = closed_forms.pollaczek_khinchine_wait_s(rate, tokens * round_s, 1 - 1 / tokens) + tokens * round_s
+    latency = (requests["finished_s"] - requests["arrival_s"]).groupby(requests["replication"]).mean()
+    assert_mean(latency.to_numpy(), first_s + 0.03 + second_s, notices=0.3)
+
+
 @pytest.mark.parametrize("cv", [0.2, 3.0])
 def test_requests_of_a_given_time_begin_as_if_one_had_come(cv):
     """Renewal theory: t seconds bring rate · t + (cv² - 1) / 2 of them, once the first gap is forgotten."""
