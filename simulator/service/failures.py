@@ -56,8 +56,7 @@ class Failures:
         """At each time the one with most work."""
         for time_s in sorted(self.p["times_s"]):
             yield self.env.timeout(time_s - self.env.now)
-            pools = set(self.fleet.pools.values())
-            there = [(pool, replica) for pool in pools for replica in pool.open]
+            there = [(pool, replica) for pool in self.fleet.pools.values() for replica in pool.open]
             if there:
                 self.fail(*max(there, key=lambda each: (each[1].load_tokens, -each[1].number)))
 

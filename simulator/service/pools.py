@@ -90,7 +90,7 @@ class PrefillReplica(Replica):
             yield self.env.timeout(sum(stages) * factor)
             for request in plan.members:
                 request.begin(self.begun.start_s)
-                request.finished = True  # here
+                request.finished = True  # for the scheduler, which lets it go
             self._finish_round(plan, (), 0, 0)
 
     def _plan_prompts(self) -> RoundPlan[Request]:

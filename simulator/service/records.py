@@ -65,7 +65,7 @@ class RoundLine(NamedTuple):
     @property
     def stages(self) -> tuple[float, ...]:
         """Seconds of each stage, before noise."""
-        return self[3:8]
+        return tuple(getattr(self, name) for name in STAGES)
 
 
 BEGUN = len(RoundLine._fields) - len(RoundLine._field_defaults)  # first fields, known when a round begins
