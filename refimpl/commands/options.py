@@ -95,7 +95,7 @@ class HeadOptions(PairOptions):
         str | None,
         option(
             MODELS,
-            "Draft head that was trained for the target: a file, or the folder of an EAGLE-3 head or MTP layers.",
+            "Draft head that was trained for the target: a file, or the folder of an EAGLE-3, DFlash or MTP head.",
             none="the target's own MTP layers; tiny has a file",
         ),
     ] = None

@@ -21,11 +21,13 @@ class Reads:
         layers: after how many layers of it, in order, side by side; empty for the final norm's result.
         whole: whether it reads those of the whole text, and keeps K/V of them; else only the last.
         again: of the last of these, so many once more in the next round, as it has seen them beside drafts.
+        most: drafts of a round; None for any number.
     """
 
     layers: Seq[int] = ()
     whole: bool = False
     again: int = 0
+    most: int | None = None
 
 
 @runtime_checkable

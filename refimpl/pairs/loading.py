@@ -57,8 +57,8 @@ def load_pair(
         draft: path or hub id of the draft; needed when `target` is not the name of a pair.
         drafter: what will propose tokens; for ``"ngram"``, ``"suffix"`` and ``"head"`` no draft is loaded, and
             `target` may be any path or hub id.
-        head: draft head that was trained for the target: a file, or the folder of an EAGLE-3 head or of a checkpoint
-            with MTP layers; None for the target's own MTP layers, and for the file that ``"tiny"`` has.
+        head: draft head that was trained for the target: a file, or the folder of an EAGLE-3 or DFlash head or of a
+            checkpoint with MTP layers; None for the target's own MTP layers, and for the file that ``"tiny"`` has.
         device: for example ``"cpu"`` or ``"cuda"``; a CUDA device becomes the process's current one.
         dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
         random_weights, seed: build a preset's architecture with random weights on the device, without any download.
@@ -113,7 +113,7 @@ def make_pair(
     Args:
         target, draft: causal models with one vocabulary; padding rows may differ. A draft keeps no recurrent state.
             Without a draft only drafters that need none can propose.
-        head: of the target: a file, or the folder of an EAGLE-3 head or of a checkpoint with MTP layers.
+        head: of the target: a file, or the folder of an EAGLE-3 or DFlash head or of a checkpoint with MTP layers.
         tokenizer: turns text into ids and back; None for prompts of ids alone.
         stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: ids that are tokens, not padding rows; needed where sizes differ and there is no tokenizer.

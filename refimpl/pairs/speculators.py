@@ -1,4 +1,4 @@
-"""Draft heads in the format that the speculators library writes: EAGLE-3."""
+"""Draft heads in the format that the speculators library writes: EAGLE-3 and DFlash."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,15 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from refimpl.core.errors import require, shown
-from refimpl.models.eagle3 import FAMILIES, Eagle3, Eagle3Head, Eagle3Settings, rotary_of
+from refimpl.models.dflash import DFlash, DFlashHead, DFlashSettings
+from refimpl.models.eagle3 import Eagle3, Eagle3Head, Eagle3Settings
 from refimpl.models.head import DraftHead
+from refimpl.models.speculator import FAMILIES, SpeculatorSettings
 from refimpl.pairs.reading import naming
 
 KIND = "speculators_model_type"
+READ = {"eagle3": "eagle_aux_hidden_state_layer_ids", "dflash": "aux_hidden_state_layer_ids"}
+MOST_MASKS = 1024  # in one pass
 OF_THE_TARGET = "verifier_"  # tensors that training needs
 
 
@@ -28,21 +32,24 @@ def load_speculator(folder: Path, given: dict[str, Any], target: PreTrainedModel
     Raises:
         InputError: an unknown kind, a field or tensor that is missing or does not fit, trees.
     """
-    require(given[KIND] == "eagle3", f"the head {folder} must be eagle3, not {shown(given[KIND])}")
+    make = {"eagle3": _eagle3, "dflash": _dflash}.get(str(given[KIND]))
+    require(make is not None, f"the head {folder} must be eagle3 or dflash, not {shown(given[KIND])}")
+    assert make
     with naming("head", str(folder), "config.json"):
-        settings = _settings(given, target)
+        kind, head, settings = make(given, _shared(given, target))
     _require_fit(folder, settings, target)
     with naming("head", str(folder), "its tensors"):
         tensors = _with_those_of(target, _read(folder), settings)
         with torch.device("meta"):
-            weights = Eagle3(settings)
+            weights = kind(settings)
         weights.load_state_dict(tensors, assign=True)
         weights = weights.to(device=target.device, dtype=target.dtype)
-        return Eagle3Head(weights, settings, rotary_of(settings.config).to(target.device))
+        made: DraftHead = head(weights, settings, settings.part("RotaryEmbedding")(settings.config).to(target.device))
+        return made
 
 
-def _settings(given: dict[str, Any], target: PreTrainedModel) -> Eagle3Settings:
-    """What a configuration says; raises ValueError for fields that are missing or make no sense."""
+def _shared(given: dict[str, Any], target: PreTrainedModel) -> dict[str, Any]:
+    """Settings of every head; raises ValueError for fields that are missing or make no sense."""
     method = (given.get("speculators_config") or {}).get("default_proposal_method", "greedy")
     _check("tree" not in str(method), f"drafts are chains here, so a head that proposes trees ({method}) is refused")
     for name in ("transformer_layer_config", "draft_vocab_size"):
@@ -53,22 +60,45 @@ def _settings(given: dict[str, Any], target: PreTrainedModel) -> Eagle3Settings:
     _check(config.model_type in FAMILIES, f"its layers must be those of {known}, not {shown(config.model_type)}")
     config._attn_implementation = "sdpa"
     number = target.config.get_text_config(decoder=True).num_hidden_layers
-    read = given.get("eagle_aux_hidden_state_layer_ids") or [2, number // 2, number - 3]
+    read = given.get(READ[given[KIND]]) or [2, number // 2, number - 3]
     _check(
         all(type(layer) is int and 0 < layer <= number for layer in read) and len(set(read)) == len(read),
-        f"eagle_aux_hidden_state_layer_ids must be layers in 1 … {number} of the target, each once, not {shown(read)}",
+        f"{READ[given[KIND]]} must be layers in 1 … {number} of the target, each once, not {shown(read)}",
     )
-    return Eagle3Settings(
-        config=config,
-        layers=tuple(sorted(read)),
-        draft_vocab_size=int(given["draft_vocab_size"]),
-        norm_before_residual=bool(given.get("norm_before_residual", False)),
-        norm_before_fc=bool(given.get("norm_before_fc", False)),
-        target_hidden_size=int(given.get("target_hidden_size") or config.hidden_size),
+    return {
+        "config": config,
+        "layers": tuple(sorted(read)),
+        "draft_vocab_size": int(given["draft_vocab_size"]),
+        "target_hidden_size": int(given.get("target_hidden_size") or config.hidden_size),
+    }
+
+
+def _eagle3(given: dict[str, Any], shared: dict[str, Any]) -> tuple[Any, Any, Eagle3Settings]:
+    norms = {name: bool(given.get(name, False)) for name in ("norm_before_residual", "norm_before_fc")}
+    return Eagle3, Eagle3Head, Eagle3Settings(**shared | norms)
+
+
+def _dflash(given: dict[str, Any], shared: dict[str, Any]) -> tuple[Any, Any, DFlashSettings]:
+    """As for an EAGLE-3 head; raises ValueError for variants of DFlash that are not known here, too."""
+    config = shared["config"]
+    _check(config.model_type == "qwen3", f"its layers must be those of qwen3, not {shown(config.model_type)}")
+    windows = set(config.layer_types) - {"full_attention"}
+    _check(not windows, f"its layers must have full attention, not {', '.join(sorted(windows))}")
+    for name, plain in (("sample_from_anchor", False), ("projector_type", "dflash")):
+        _check(given.get(name, plain) == plain, f"{name} must be {plain}, not {shown(given.get(name))}")
+    for name, least, most in (("block_size", 2, MOST_MASKS), ("mask_token_id", 0, config.vocab_size - 1)):
+        number = given.get(name)
+        _check(
+            type(number) is int and least <= number <= most, f"{name} must be in {least} … {most}, not {shown(number)}"
+        )
+    return (
+        DFlash,
+        DFlashHead,
+        DFlashSettings(**shared, **{name: given[name] for name in ("block_size", "mask_token_id")}),
     )
 
 
-def _require_fit(folder: Path, settings: Eagle3Settings, target: PreTrainedModel) -> None:
+def _require_fit(folder: Path, settings: SpeculatorSettings, target: PreTrainedModel) -> None:
     """Raise InputError for a head on other states than the target has, or with other tokens."""
     vocab_size, hidden_size = target.get_output_embeddings().weight.shape
     found, wanted = (settings.target_hidden_size, settings.config.vocab_size), (hidden_size, vocab_size)
@@ -87,7 +117,9 @@ def _read(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(OF_THE_TARGET)}
 
 
-def _with_those_of(target: PreTrainedModel, tensors: dict[str, Tensor], settings: Eagle3Settings) -> dict[str, Tensor]:
+def _with_those_of(
+    target: PreTrainedModel, tensors: dict[str, Tensor], settings: SpeculatorSettings
+) -> dict[str, Tensor]:
     """Tensors of a head, with the target's where it has none: embedding, and without a map of tokens the LM head."""
     vocab_size = settings.config.vocab_size
     shared: dict[str, Any] = {"embed_tokens.weight": target.get_input_embeddings().weight}

@@ -78,29 +78,40 @@ def _as_qwen3_next(name, num_layers):
 
 
 def write_eagle3(folder, target, family="llama", drafts=8, num_layers=1, **fields):
-    """A head in the format of the speculators library for a target, which can propose `drafts` of its tokens."""
+    """An EAGLE-3 head in the format of the speculators library, which can propose `drafts` of the target's tokens."""
+    own = {
+        "norm_before_residual": True,
+        "norm_before_fc": False,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+    } | fields
+    shapes = {"layers.0.hidden_norm": (HIDDEN,)} | ({"input_norm": (3 * HIDDEN,)} if own["norm_before_fc"] else {})
+    return _write_speculator(folder, target, "eagle3", family, drafts, num_layers, own, shapes, 2 * HIDDEN)
+
+
+def write_dflash(folder, target, drafts=8, num_layers=2, **fields):
+    """A DFlash head in the same format."""
+    own = {"block_size": 4, "mask_token_id": 7, "aux_hidden_state_layer_ids": [1, 2, 4]} | fields
+    return _write_speculator(
+        folder, target, "dflash", "qwen3", drafts, num_layers, own, {"hidden_norm": (HIDDEN,)}, HIDDEN
+    )
+
+
+def _write_speculator(folder, target, kind, family, drafts, num_layers, own, shapes, first_read):
     torch.manual_seed(1)
-    layers = SMALL | {"model_type": family, "num_hidden_layers": num_layers, "head_dim": 8}
     config = {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        "speculators_model_type": kind,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
             "verifier": {"name_or_path": "target", "architectures": target.config.architectures},
         },
-        "transformer_layer_config": layers,
+        "transformer_layer_config": SMALL | {"model_type": family, "num_hidden_layers": num_layers, "head_dim": 8},
         "draft_vocab_size": drafts,
-        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
-        "norm_before_residual": True,
-        "norm_before_fc": False,
-    } | fields
-    shapes = {"fc": (HIDDEN, 3 * HIDDEN), "lm_head": (drafts, HIDDEN), "norm": (HIDDEN,)}
-    shapes |= {"input_norm": (3 * HIDDEN,)} if config["norm_before_fc"] else {}
+    } | own
+    shapes = {"fc": (HIDDEN, 3 * HIDDEN), "lm_head": (drafts, HIDDEN), "norm": (HIDDEN,)} | shapes
     for i in range(num_layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer(family, HIDDEN if i else 2 * HIDDEN).items()}
-    shapes["layers.0.hidden_norm"] = (HIDDEN,)
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer(family, HIDDEN if i else first_read).items()}
     tensors = {f"{name}.weight": (len(shape) == 1) + 0.3 * torch.randn(shape) for name, shape in shapes.items()}
     kept = torch.randperm(VOCAB_SIZE)[:drafts].sort().values
     tensors |= {"d2t": kept - torch.arange(drafts), "t2d": torch.isin(torch.arange(VOCAB_SIZE), kept)}

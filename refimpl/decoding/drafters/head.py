@@ -53,7 +53,8 @@ class HeadDrafter:
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose as many tokens as each member with a state can use."""
-        limits = [limit if self.states.has(m) else 0 for m, limit in zip(members, limits, strict=True)]
+        most = max(limits) if self.head.reads.most is None else self.head.reads.most
+        limits = [min(limit, most) if self.states.has(m) else 0 for m, limit in zip(members, limits, strict=True)]
         device = numbers.limits.device
         if not any(limits):
             return Drafts.none(len(members), device)

@@ -15,6 +15,7 @@ from refimpl.cli import app
 from refimpl.decoding.drafters import HeadDrafter
 from refimpl.decoding.drafters import head as head_drafter
 from refimpl.models.attending_head import AttendingHead
+from refimpl.models.dflash import DFlashHead
 from refimpl.models.eagle3 import Eagle3Head
 from refimpl.models.mtp import MtpHead
 from tests.engine.heads_on_disk import (
@@ -22,6 +23,7 @@ from tests.engine.heads_on_disk import (
     SMALL,
     VOCAB_SIZE,
     write_checkpoint,
+    write_dflash,
     write_eagle3,
     write_llama,
 )
@@ -32,10 +34,11 @@ EAGLE3 = {
         "family": "qwen3", "num_layers": 2, "norm_before_fc": True, "norm_before_residual": False, "drafts": VOCAB_SIZE,
     },
 }  # fmt: skip
+SPECULATORS = dict.fromkeys(EAGLE3, write_eagle3) | {"dflash": write_dflash}
 READS_MTP = hasattr(transformers.modeling_layers, "MtpModel")
 mtp = pytest.mark.skipif(not READS_MTP, reason="this transformers reads no MTP layers")
-KINDS = [*(pytest.param(name, marks=mtp) for name in CONFIGURATIONS), *EAGLE3]
-NAMES = [*(CONFIGURATIONS if READS_MTP else ()), *EAGLE3]
+KINDS = [*(pytest.param(name, marks=mtp) for name in CONFIGURATIONS), *SPECULATORS]
+NAMES = [*(CONFIGURATIONS if READS_MTP else ()), *SPECULATORS]
 PROMPTS = [[3, 1, 4], [5], [7, 2], [3, 1, 4, 1, 5, 9, 2, 6], [7, 2, 2]]
 METHODS = ["inplace", "paged+continuous", "eqspec", "rollback+fifo", "masked+grouped", "realigned+continuous"]
 SAMPLED = {"temperature": 3.0, "seed": 7}
@@ -65,7 +68,10 @@ def folders(tmp_path_factory):
         if name in CONFIGURATIONS:
             return {"target": write_checkpoint(name, target)}
         model = transformers.AutoModelForCausalLM.from_pretrained(write_llama(target))
-        return {"target": target, "head": write_eagle3(tmp_path_factory.mktemp("head"), model, **EAGLE3[name])}
+        return {
+            "target": target,
+            "head": SPECULATORS[name](tmp_path_factory.mktemp("head"), model, **EAGLE3.get(name, {})),
+        }
 
     return write
 
@@ -106,9 +112,9 @@ def test_sampled_tokens_do_not_depend_on_the_batch(pairs, acceptance):
 @pytest.fixture
 def drafted(monkeypatch):
     """Of every row that was drafted for: its text, where the head begins in it, its drafts and their logits."""
-    found, logits, draft, begin = [], [], HeadDrafter.draft, AttendingHead.begin
+    found, logits, draft = [], [], HeadDrafter.draft
 
-    def watched(self, rows):
+    def watched(begin, self, rows):
         chain = begin(self, rows)
         feed, chain.feed = chain.feed, lambda tokens: logits.append(feed(tokens)[:, 0]) or logits[-1][:, None]
         return chain
@@ -123,7 +129,8 @@ def drafted(monkeypatch):
                 found.append((list(member.token_ids), first, tokens[i][:n], [each[i] for each in logits[:n]]))
         return drafts
 
-    monkeypatch.setattr(AttendingHead, "begin", watched)
+    for head in (AttendingHead, DFlashHead):
+        monkeypatch.setattr(head, "begin", lambda self, rows, begin=head.begin: watched(begin, self, rows))
     monkeypatch.setattr(HeadDrafter, "draft", noted)
     return found
 
@@ -131,7 +138,7 @@ def drafted(monkeypatch):
 @torch.inference_mode()
 def assert_fresh(pair, drafted):
     """Every draft's logits are those of whole passes without K/V; a head has states from `begin` on."""
-    fresh = {MtpHead: fresh_mtp, Eagle3Head: fresh_eagle3}[type(pair.head)]
+    fresh = {MtpHead: fresh_mtp, Eagle3Head: fresh_eagle3, DFlashHead: fresh_dflash}[type(pair.head)]
     assert len(drafted) > 4
     for text, begin, drafts, found in drafted:
         for i, logits in enumerate(found):
@@ -149,8 +156,7 @@ def fresh_mtp(pair, fed, tokens, begin, num_drafts):
         layer, n = min(step, depth - 1), states.shape[1]
         if step >= depth:  # the last layer goes on, behind its own last state
             states, n = torch.cat([read, states[:, -1:]], dim=1), n + 1
-        first = layer
-        read, part = states, slice(first, first + n)
+        read, part = states, slice(layer, layer + n)
         none = transformers.cache_utils.MtpCache(config=mtp.config)
         states = mtp.forward_layer(layer, read, positions[:, part], none, input_ids=tokens[:, part])
     return mtp.shared_head(states[0, -1])
@@ -158,9 +164,7 @@ def fresh_mtp(pair, fed, tokens, begin, num_drafts):
 
 def fresh_eagle3(pair, fed, tokens, begin, num_drafts):
     """From the tensors alone."""
-    head, read = pair.head, pair.target.model(input_ids=torch.tensor([fed]), output_hidden_states=True).hidden_states
-    w, settings = {name: tensor.double() for name, tensor in head.weights.named_parameters()}, head._settings
-    states = torch.cat([read[layer][0, begin:] for layer in head.reads.layers], dim=-1).double()
+    w, settings, states = told(pair, fed, begin)
     states = normed(states, w["input_norm.weight"]) if settings.norm_before_fc else states
     states = states @ w["fc.weight"].T
     for _ in range(num_drafts + 1):
@@ -173,33 +177,77 @@ def fresh_eagle3(pair, fed, tokens, begin, num_drafts):
                 embedded = normed(w["embed_tokens.weight"][tokens[0, :n]], layer["input_layernorm.weight"])
                 entered = normed(out, layer["hidden_norm.weight"])
                 own, out = torch.cat([embedded, entered], dim=-1), entered if settings.norm_before_residual else out
-            out = out + attention(own, layer, position)
-            own = normed(out, layer["post_attention_layernorm.weight"])
-            gate = torch.nn.functional.silu(own @ layer["mlp.gate_proj.weight"].T)
-            out = out + (gate * (own @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
+            out = out + attention(own, own, layer, position, position)
+            out = out + mlp_of(layer, out)
         states = torch.cat([states, out[-1:]])
+    return over_target(w, settings, states[-1])
+
+
+def fresh_dflash(pair, fed, tokens, begin, num_drafts):
+    """From the tensors alone: masks behind the last committed token, which see each other."""
+    w, settings, states = told(pair, fed, begin)
+    states = normed(states @ w["fc.weight"].T, w["hidden_norm.weight"])
+    last = tokens[0, len(fed) - begin - 1 :][:1].tolist()
+    x = w["embed_tokens.weight"][last + [settings.mask_token_id] * (settings.block_size - 1)]
+    position, block = torch.arange(begin, len(fed)), torch.arange(len(fed), len(fed) + settings.block_size)
+    for i in range(settings.config.num_hidden_layers):
+        layer = {name.removeprefix(f"layers.{i}."): t for name, t in w.items() if name.startswith(f"layers.{i}.")}
+        own = normed(x, layer["input_layernorm.weight"])
+        both, places = torch.cat([states, own]), torch.cat([position, block])
+        x = x + attention(own, both, layer, block.new_full(block.shape, 10**6), places, block)
+        x = x + mlp_of(layer, x)
+    return over_target(w, settings, x[1 + num_drafts])
+
+
+def told(pair, fed, begin):
+    """Tensors of a head, its settings, and the states that it reads."""
+    head = pair.head
+    w = {name: tensor.double() for name, tensor in head.weights.state_dict().items()}
+    found = pair.target.model(input_ids=torch.tensor([fed]), output_hidden_states=True).hidden_states
+    last = []
+    hook = pair.target.model.get_decoder().layers[-1].register_forward_hook(lambda *each: last.append(each[2]))
+    pair.target.model(input_ids=torch.tensor([fed]))
+    hook.remove()  # transformers norms the last of its states
+    states = [*found[:-1], last[0]]
+    return w, head._settings, torch.cat([states[i][0, begin:] for i in head.reads.layers], dim=-1).double()
+
+
+def over_target(w, settings, state):
     logits = torch.full((VOCAB_SIZE,), -torch.inf, dtype=torch.float64)
-    drafts = torch.arange(settings.draft_vocab_size) + head.weights.d2t
-    logits[drafts] = w["lm_head.weight"] @ normed(states[-1], w["norm.weight"])
+    logits[(w["d2t"] + torch.arange(settings.draft_vocab_size)).long()] = w["lm_head.weight"] @ normed(
+        state, w["norm.weight"]
+    )
     return logits
+
+
+def mlp_of(layer, x):
+    own = normed(x, layer["post_attention_layernorm.weight"])
+    gate = torch.nn.functional.silu(own @ layer["mlp.gate_proj.weight"].T)
+    return (gate * (own @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
 
 
 def normed(x, weight):
     return weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def attention(x, layer, position):
-    """Of four heads on two, with RoPE."""
-    q, k, v = ((x @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, 8)) for name in "qkv")
+def attention(x, seen, layer, horizon, places, turned=None):
+    """Of four heads on two, with RoPE: each query sees what is placed up to its horizon."""
+    own = horizon if turned is None else turned
+    q = (x @ layer["self_attn.q_proj.weight"].T).unflatten(-1, (-1, 8))
+    k, v = ((seen @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, 8)) for name in "kv")
     if "self_attn.q_norm.weight" in layer:
         q, k = normed(q, layer["self_attn.q_norm.weight"]), normed(k, layer["self_attn.k_norm.weight"])
-    turns = torch.polar(torch.ones(1), position[:, None] / 10000 ** (torch.arange(4) / 4)).to(torch.complex128)
-    q, k = (torch.complex(*each.chunk(2, dim=-1)) * turns[:, None] for each in (q, k))
-    q, k = (torch.cat([each.real, each.imag], dim=-1) for each in (q, k.repeat_interleave(2, dim=1)))
+    q, k = rotated(q, own), rotated(k, places).repeat_interleave(2, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, k) / 8**0.5
-    scores = scores.masked_fill(position[:, None] < position, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(horizon[:, None] < places, -torch.inf).softmax(-1)
     mixed = torch.einsum("hqk,khd->qhd", scores, v.repeat_interleave(2, dim=1))
     return mixed.flatten(1) @ layer["self_attn.o_proj.weight"].T
+
+
+def rotated(x, position):
+    turns = torch.polar(torch.ones(1), position[:, None] / 10000 ** (torch.arange(4) / 4)).to(torch.complex128)
+    found = torch.complex(*x.chunk(2, dim=-1)) * turns[:, None]
+    return torch.cat([found.real, found.imag], dim=-1)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -237,7 +285,7 @@ def test_kv_of_rejected_drafts_would_be_seen(pairs, drafted, monkeypatch):
         assert_fresh(pairs("eagle3"), drafted)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(7))
 def test_whatever_happens_to_a_row(pairs, drafted, seed):
     """Chunks of prompts, shared prefixes, preemptions, rows that wait or have fewer drafts or none."""
     rng = random.Random(seed)
@@ -309,12 +357,12 @@ def test_mtp_layers_of_another_width_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"speculators_model_type": "medusa"}, "must be eagle3, not 'medusa'"),
+        ({"speculators_model_type": "medusa"}, "must be eagle3 or dflash, not 'medusa'"),
         ({"target_hidden_size": 64}, "was trained for a target with a hidden size of 64 and 11 ids, not 32 and 11"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "must be layers in 1 … 4 of the target, each once"),
         ({"speculators_config": {"default_proposal_method": "dynamic_tree"}}, "a head that proposes trees"),
-        ({"norm_before_fc": True}, ""),
-        ({"draft_vocab_size": None}, "config.json: "),
+        ({"norm_before_fc": True}, 'its tensors: .*Missing key.*"input_norm.weight"'),
+        ({"draft_vocab_size": None}, "config.json: it has no draft_vocab_size"),
         ({"transformer_layer_config": {}}, "its tensors|hidden size"),
         (
             {"transformer_layer_config": {"model_type": "gpt2"}},
@@ -324,6 +372,26 @@ def test_mtp_layers_of_another_width_are_refused(tmp_path):
 )
 def test_fields_that_do_not_fit_are_refused(folders, fields, reason):
     given = folders("eagle3")
+    path = given["head"] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    assert re.search(reason, refusal(**given))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"block_size": None}, "block_size must be in 2 … 1024, not None"),
+        ({"mask_token_id": VOCAB_SIZE}, "mask_token_id must be in 0 … 10, not 11"),
+        ({"sample_from_anchor": True}, "sample_from_anchor must be False, not True"),
+        (
+            {"transformer_layer_config": SMALL | {"model_type": "llama"}},
+            "its layers must be those of qwen3, not 'llama'",
+        ),
+        ({"aux_hidden_state_layer_ids": [1, 1]}, "aux_hidden_state_layer_ids must be layers in 1 … 4"),
+    ],
+)
+def test_fields_of_dflash_that_do_not_fit_are_refused(folders, fields, reason):
+    given = folders("dflash")
     path = given["head"] / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     assert re.search(reason, refusal(**given))
