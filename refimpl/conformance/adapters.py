@@ -36,9 +36,8 @@ class MethodEngine:
     ):
         self.method, self.pair, self.checks, self.settings = resolve_method(method).name, pair, checks, settings
         self.vocab_size, self.law_rule = pair.vocab_size, law_rule
-        self.supports = frozenset({"serving", "sampling", "row_settings"})
-        self.supports |= set() if law_rule else {"keyed_sampling"}
-        self.supports |= set() if settings.get("cuda_graphs") else {"penalties"}
+        self.supports = frozenset({"serving", "sampling"} if law_rule else {"serving", "sampling", "keyed_sampling"})
+        self.supports |= set() if settings.get("cuda_graphs") else {"row_settings", "penalties"}
         self.block_size = settings.get("block_size", BLOCK_SIZE)
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
