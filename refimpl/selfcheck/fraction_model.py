@@ -5,19 +5,23 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from refimpl.core.request import Request
-from refimpl.layouts.store import Block, KVShape
+from refimpl.layouts.spans import Span
+from refimpl.layouts.store import Block, KVShape, StatePart
 from refimpl.models.adapter import FeedRow, Pair
 from refimpl.models.head import SteppingHead
 
 Law = dict[tuple[int, ...], Fraction]
 JointLaw = dict[tuple[tuple[int, ...], ...], Fraction]
 Table = dict[tuple[int, ...], list[Fraction]]
+
+WINDOW = Span("window", 2)
+LATEST = StatePart(0, "latest", 0, (1,), torch.float64)
 
 
 def random_table(vocab_size: int, rng: Random, denominator: int = 16) -> Table:
@@ -40,15 +44,22 @@ def shaped(law: list[Fraction], sharpness: int = 1, top_k: int = 0) -> list[Frac
 
 
 class FractionModel:
-    """A CausalLM; K/V of a token are (position, token), so a wrong cache changes the law."""
+    """A CausalLM; K/V of a token are (position, token), so a wrong cache changes the law.
 
-    kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"))
+    Args:
+        table: the law.
+        kind: where it looks up the last token but one: ``"full"`` by its position; ``"windowed"`` as the first token
+            that a window of two shows; ``"recurrent"`` in a state that holds the latest token.
+    """
+
     max_positions = 64
     recordable, mixes_rows, maskless_queries = True, False, 0
     forward_packed = None
 
-    def __init__(self, table: Table):
-        self.table = table
+    def __init__(self, table: Table, kind: Literal["full", "windowed", "recurrent"] = "full"):
+        self.table, self.kind = table, kind
+        spans, states = (WINDOW,) if kind == "windowed" else (), (LATEST,) if kind == "recurrent" else ()
+        self.kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"), spans=spans, states=states)
         self.vocab_size = len(next(iter(table.values())))
         none = self.vocab_size  # index of "no token before"
         self._logits = torch.full((none + 1, none, self.vocab_size), torch.nan, dtype=torch.float64)
@@ -62,11 +73,29 @@ class FractionModel:
         position, token = block.append(0, entries, entries)[0][:, 0].long().unbind(dim=-1)
         query = block.position_ids[:, -num_logits:, None]
         visible = block.mask[:, 0, -num_logits:]
-        before = self._lookup(visible & (position[:, None] == query - 1), token, self.vocab_size)
+        if self.kind == "recurrent":
+            before = self._latest(block)[:, -num_logits:]
+        elif self.kind == "windowed":
+            seen = block.seen_by(WINDOW)[:, 0, -num_logits:]
+            first = torch.where(seen, position[:, None], self.max_positions).amin(dim=-1, keepdim=True)
+            before = self._lookup(seen & (position[:, None] == first) & (first < query), token, self.vocab_size)
+        else:
+            before = self._lookup(visible & (position[:, None] == query - 1), token, self.vocab_size)
         last = self._lookup(visible & (position[:, None] == query), token, 0)
         if block.note_hidden:
             block.note_hidden.note(last[..., None].double())
         return self.next_logits(before, last)
+
+    def _latest(self, block: Block) -> Tensor:
+        """The token before each, from the state; `vocab_size` where there is none."""
+        before, state = list[Tensor](), torch.empty(0)
+        for at, token in enumerate(block.tokens.unbind(dim=1)):
+            state = block.states.read(LATEST) if at % block.states.step == 0 else state
+            before.append(state[:, 0].long())
+            state = token[:, None].double() + 1
+            block.states.write(LATEST, state)
+        found = torch.stack(before, dim=1)
+        return torch.where(found > 0, found - 1, self.vocab_size)
 
     def next_logits(self, before: Any, token: Any) -> Tensor:
         """Logits after two tokens; `before` is `vocab_size` where there is only one."""
@@ -104,10 +133,10 @@ class FractionHead(SteppingHead):
         return tokens.double(), self.draft.next_logits(state.long(), tokens)
 
 
-def fraction_pair(vocab_size: int, seed: int) -> Pair:
-    """Pair two random tables."""
+def fraction_pair(vocab_size: int, seed: int, kind: Literal["full", "windowed", "recurrent"] = "full") -> Pair:
+    """Pair two random tables; the target is of this kind."""
     rng = Random(seed)
-    target, draft = (FractionModel(random_table(vocab_size, rng)) for _ in range(2))
+    target, draft = (FractionModel(random_table(vocab_size, rng), each) for each in (kind, "full"))  # type: ignore[arg-type]
     return Pair(target, draft, vocab_size=vocab_size, name="table", head=FractionHead(draft))
 
 

@@ -9,8 +9,10 @@ from refimpl import generate
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.request import Request
 from refimpl.faults import FAULTS
+from refimpl.layouts.spans import Span
+from refimpl.layouts.states import PassStates
 from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation
-from refimpl.selfcheck.fraction_model import Penalties, fraction_pair
+from refimpl.selfcheck.fraction_model import LATEST, Penalties, fraction_pair
 from refimpl.selfcheck.state_machine import StateMachine
 
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]
@@ -32,10 +34,31 @@ def test_joint_law_of_two_ragged_rows(method):
     assert variation(method, fraction_pair(2, seed=3), requests) == 0
 
 
+RAGGED = [Request([0], 3, 2), Request([1, 0, 1], 2, 1)]
+COMMIT = PassStates.commit
+WRONG = {
+    "windowed": (Span, "reaches", lambda self, slot, query: slot >= 0),
+    "recurrent": (
+        PassStates,
+        "commit",
+        lambda self, counts: COMMIT(self, [len(self._behind[LATEST]) - 1] * len(counts)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("method", METHODS[::3])
+def test_joint_law_of_windows_and_recurrent_states(method, kind, monkeypatch):
+    """And another one where windows are dropped, or states keep all that was fed."""
+    pair = fraction_pair(2, seed=6, kind=kind)
+    assert variation(method, pair, RAGGED) == 0
+    monkeypatch.setattr(*WRONG[kind])
+    assert variation(method, pair, RAGGED) > 0
+
+
 @pytest.mark.parametrize("method", ["rollback+static", "realigned+grouped"])
 def test_joint_law_when_rows_draft_different_numbers(method):
-    requests = [Request([0], 3, 2), Request([1, 0, 1], 2, 1)]
-    assert variation(method, fraction_pair(2, seed=6), requests) == 0
+    assert variation(method, fraction_pair(2, seed=6), RAGGED) == 0
 
 
 @pytest.mark.parametrize("method", ["rollback+fifo", "masked+fifo", "inplace+grouped"])
