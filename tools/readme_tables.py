@@ -130,6 +130,7 @@ EXACT = {
     "verify-greedy": "greedy, batch 1, 4 and 8",
     "verify-paged": "greedy, `paged` and `continuous`, batch 1, 4 and 8",
     "verify-lean": "greedy, lean layers, batch 8",
+    "verify-penalties": "greedy, penalties and least lengths by turns, batch 8",
     "verify-t07-seed1": "temperature 0.7, seed 1",
     "verify-t10": "temperature 1.0",
     "verify-t07": "temperature 0.7, seed 0",
