@@ -228,9 +228,9 @@ def _busy_case(engine: Description) -> EngineCase:
 
 
 def turn_cases(limits: Limits, engine: Description) -> tuple[EngineCase, ...]:
-    """Rows whose text, with what they generate, ends around a multiple of a block; one at a time, and a batch.
+    """Rows whose text, with what they generate, ends around a multiple of a block: one at a time, and a batch.
 
-    The second ends at a stop token of one of them.
+    In the batch a token of the first row is a stop token.
     """
     size, budget = engine.block_size, 8
     texts = [(budget // size + blocks) * size + more for blocks in (1, 2) for more in (0, 1, -1)]

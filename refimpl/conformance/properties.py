@@ -122,7 +122,7 @@ def _begun(found: list[int], wanted: list[int], cancel_at: int | None) -> list[i
 
 
 def next_turn_equals_reference(subject: Subject, case: EngineCase) -> None:
-    """A conversation goes on with what was generated in it: right while the engine keeps it, and in a later call."""
+    """Prompts that go on with the text of earlier rows get the reference's tokens, in that call and in a later one."""
     wanted = subject.reference(case.prompts, case.settings)
     stops = case.stops(wanted)
     settings = replace(case.settings, stop_token_ids=stops)
