@@ -40,6 +40,7 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 - **Softcaps and sinks**, which PyTorch's SDPA does not compute, are left to the function in the model's own file.
 - **Layers of several widths** (Gemma 4) are stored as wide as the widest; layers that read the K/V of others store
   nothing.
+- **MTP layers** in a checkpoint draft for it with `drafter="head"` ([which](engine.md#draft-heads)).
 - **Recurrent states**: in a verify pass, attention, MLP and experts take in all tokens of a row at once and recurrent
   layers one after the other, and the state behind each token is kept until the round is decided. The row then keeps
   the state behind its last committed token (INV-24): nothing is rolled back, and pads never enter a state. It costs

@@ -37,7 +37,8 @@ EAGLE3 = {
 SPECULATORS = dict.fromkeys(EAGLE3, write_eagle3) | {"dflash": write_dflash}
 READS_MTP = hasattr(transformers.modeling_layers, "MtpModel")
 mtp = pytest.mark.skipif(not READS_MTP, reason="this transformers reads no MTP layers")
-KINDS = [*(pytest.param(name, marks=mtp) for name in CONFIGURATIONS), *SPECULATORS]
+BY_NIGHT = {"deepseek": [pytest.mark.nightly]}  # as two of its layers show the same
+KINDS = [*(pytest.param(name, marks=[mtp, *BY_NIGHT.get(name, [])]) for name in CONFIGURATIONS), *SPECULATORS]
 NAMES = [*(CONFIGURATIONS if READS_MTP else ()), *SPECULATORS]
 PROMPTS = [[3, 1, 4], [5], [7, 2], [3, 1, 4, 1, 5, 9, 2, 6], [7, 2, 2]]
 METHODS = ["inplace", "paged+continuous", "eqspec", "rollback+fifo", "masked+grouped", "realigned+continuous"]
