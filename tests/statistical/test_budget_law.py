@@ -89,7 +89,7 @@ def could_draft(drafter, row):
     if row.finished or (drafter.states and not drafter.states.has(row)):
         return 0
     if isinstance(drafter, LookupDrafter):
-        return len(drafter.find([row], [row.draft_limit])[0])
+        return len(drafter._find(row, row.draft_limit)) if row.draft_limit else 0
     return row.draft_limit
 
 

@@ -195,7 +195,7 @@ class TestHybrid:
         drafter, _, _ = self.draft([self.FOUND], [1])
         left, other = Sequence(0, self.FOUND, 9), Sequence(0, [5, 5, 5, 5], 9)
         drafter.forget(left)
-        assert drafter.lookup.find([other], [2]) == [[5]]
+        assert drafter.lookup._find(other, 2) == [5]
 
 
 @contextlib.contextmanager
