@@ -1,5 +1,6 @@
 """Blocks of K/V: a free list and a reference count each. One block holds the same tokens for target and draft."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from refimpl.core.invariants import InvariantViolation
@@ -31,7 +32,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.free = list(range(num_blocks))[::-1]
-        self.idle: dict[int, None] = {}
+        self.idle: OrderedDict[int, None] = OrderedDict()  # its first is found at once, however many have left
         self.prefix_cache = PrefixCache()
         self.refs = [0] * num_blocks
 
@@ -104,8 +105,7 @@ class BlockPool:
 
     def _oldest(self) -> int:
         """The block that was used longest ago; its text is forgotten."""
-        block = next(iter(self.idle))
-        del self.idle[block]
+        block, _ = self.idle.popitem(last=False)
         self.prefix_cache.forget(block)
         return block
 
