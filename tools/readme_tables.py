@@ -444,6 +444,16 @@ def simulator_speed() -> str:
     return sourced("speed-simulator", tabulate(rows, columns))
 
 
+def simulator_fleet() -> str:
+    """What a large fleet takes."""
+    data = read("fleet-simulator")
+    columns: dict[str, Cell] = {
+        "replicas": "{replicas}", "requests": "{requests:,.0f}", "rounds": "{rounds:,.0f}",
+        "rows of all rounds": "{rows:,.0f}", "CPU minutes": "{minutes:.1f}", "peak GiB": "{peak_gib:.1f}",
+    }  # fmt: skip
+    return sourced("fleet-simulator", tabulate([data | {"minutes": data["cpu_s"] / 60}], columns))
+
+
 # --- settings of a scenario -------------------------------------------------------------------------------------------
 
 
@@ -679,6 +689,7 @@ DATA_TABLES: dict[str, Callable[[], str]] = {
     "roofline": roofline,
     "latency": latency,
     "simulator-speed": simulator_speed,
+    "simulator-fleet": simulator_fleet,
     "paper-figures": of_paper(paper_figures),
     "paper-arrivals": of_paper(paper_arrivals),
     "paper-captions": of_paper(paper_captions),

@@ -167,6 +167,15 @@ def test_speed_is_told_beside_that_of_simpy(monkeypatch):
     assert {"command", "commit", "libraries", "utc_time"} <= set(found["environment"])
 
 
+def test_a_fleet_is_measured_by_the_command(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tools"))
+    tool = importlib.import_module("simulator_fleet")
+    found = tool.measure(requests=20)
+    assert found["requests"] == 20
+    assert min(found["rows"], found["rounds"]) > 20
+    assert 0.1 < found["peak_gib"] < 1
+
+
 def test_tables_are_seen_with_and_without_json(capsys, path):
     assert main(["run", path, "-n", "1", "--json"]) == 0
     beside = capsys.readouterr().err
