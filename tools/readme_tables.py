@@ -652,6 +652,11 @@ DATA_TABLES: dict[str, Callable[[], str]] = {
         "requests-tiny",
         {"requests": "{requests}", "beside": "{beside}", "CPU time of a round": ratio},
     ),
+    "hybrid": of_rows(
+        "hybrid-tiny",
+        {"batch": "{batch_size}", "engine": "{engine}", "speed over transformers": ratio,
+         "time for states": lambda row: f"{row['states_share']:.0%}" if row["states_share"] else ""},
+    ),
     "paper-code": of_cells("paper-code-cpu", "batch", paper),
     "anatomy": anatomy,
     "gpu": gpu,

@@ -14,23 +14,30 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from transformers import NoRepeatNGramLogitsProcessor
+from transformers import LlamaConfig, NoRepeatNGramLogitsProcessor, Qwen3NextConfig
 
 import refimpl
-from refimpl.bench.engines import round_s
+from refimpl.bench.engines import hf_generate, round_s
+from refimpl.bench.forced import rate_lengths
 from refimpl.bench.memory import peak_bytes
-from refimpl.bench.settings import spread
+from refimpl.bench.run import make_bench
+from refimpl.bench.settings import BenchSettings, spread
 from refimpl.core.errors import InputError
 from refimpl.core.files import check_writable, write_whole
 from refimpl.decoding.devices import provenance
 from refimpl.decoding.memory import GIB
+from refimpl.layouts.states import PassStates
 from refimpl.pairs.names import TINY
+from refimpl.pairs.random_pairs import random_models
 from refimpl.planning import plan_memory
 from refimpl.prompts import read_prompts
 from refimpl.requests import encode
@@ -310,7 +317,92 @@ def round_cpu_s(running: refimpl.Stream, size: int) -> float:
     return statistics.median(spent)
 
 
-STUDIES = (joining, residents, memory, capacity, budgets, requests)
+# --- a target with recurrent layers ----------------------------------------------------------------------------------
+
+HYBRID: dict[str, Any] = {  # of eight layers two have attention
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 768,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "mlp_only_layers": list(range(8)),
+}
+DRAFT = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+OF_STATES = ("__init__", "read", "write", "commit")  # what moves them
+
+
+def hybrid(_: refimpl.Pair) -> Rows:
+    """A random Qwen3-Next with a small random Llama as its draft, three tokens a row and round, beside `generate`."""
+    pair = hybrid_pair(512)
+    prompts = [random.Random(i).choices(range(2, 512), k=16 + 5 * i) for i in range(8)]
+    forced = {"num_speculative_tokens": 3, "acceptance": f"forced:{'/'.join(map(repr, rate_lengths(2 / 3, 3)))}"}
+    given = {"max_new_tokens": 40, "stop_token_ids": (), "method": "inplace"}
+
+    def per_s(size: int, **settings: Any) -> float:
+        result = run(pair, prompts[:size], batch_size=size, **given | settings).result
+        return result.stats.tokens_per_s  # by the clock, as for transformers
+
+    def plain_per_s(size: int) -> float:
+        bench = make_bench(pair, BenchSettings((size,), max_new_tokens=40))
+        sample = hf_generate(bench, prompts[:size], size)
+        return sample.tokens / sample.seconds
+
+    names = {"transformers": plain_per_s, "no drafts": partial(per_s, num_speculative_tokens=0)}
+    names["drafts"] = partial(per_s, **forced)
+    turns = {(name, size): partial(each, size) for size in (1, 8) for name, each in names.items()}
+    found = {key: each[1:] for key, each in in_turn(1 + 4, turns).items()}
+    return [
+        {
+            "engine": name,
+            "batch_size": size,
+            "ratios": ratios(each, found["transformers", size]),
+            "states_share": None if name == "transformers" else share_of_states(turns[name, size]),
+        }
+        for (name, size), each in found.items()
+    ]
+
+
+def hybrid_pair(vocab_size: int) -> refimpl.Pair:
+    """Target and draft, random."""
+    target = Qwen3NextConfig(**HYBRID, vocab_size=vocab_size)
+    draft = LlamaConfig(**DRAFT, vocab_size=vocab_size)
+    made = [random_models(each, seed=0, dtype=torch.float32, draft_noise=0.0)[0] for each in (target, draft)]
+    return refimpl.make_pair(*made, stop_token_ids=())
+
+
+def share_of_states(work: Callable[[], Any]) -> float:
+    """Share of the CPU time in which states are copied before, in and after passes."""
+    spent = 0.0
+
+    def timed(method: Callable) -> Callable:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal spent
+            begun = time.process_time()
+            try:
+                return method(*arguments, **named)
+            finally:
+                spent += time.process_time() - begun
+
+        return call
+
+    with ExitStack() as stack:
+        for name in OF_STATES:
+            stack.enter_context(patch.object(PassStates, name, timed(getattr(PassStates, name))))
+        begun = time.process_time()
+        work()
+        return spent / (time.process_time() - begun)
+
+
+STUDIES = (joining, residents, memory, capacity, budgets, requests, hybrid)
 
 
 def main() -> None:
