@@ -11,7 +11,7 @@ from refimpl.core.config import DecodeConfig, SamplingConfig
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError
 from refimpl.core.request import Request
-from simulator.settings.fields import COUNTS, PROBABILITIES, TEXT, Range, Spec, as_spec
+from simulator.settings.fields import COUNTS, PROBABILITIES, TEXT, TIMES, Range, Spec, as_spec
 from simulator.settings.kinds import KINDS
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload
 
@@ -81,16 +81,15 @@ def refused_by(rule):
     if isinstance(rule, Range):
         beyond = [10 * end for end in (rule.high, rule.most) if 0 < end < math.inf]
         return [*OTHERS, rule.low - 1, *beyond]
-    return {TEXT: [5, "", None], COUNTS: [5, "1", [], [1, -1]], PROBABILITIES: [5, "1", [], [0.5, 2]]}.get(
-        rule, ["", 5.5]
-    )
+    lists = {COUNTS: [5, "1", [], [1, -1]], PROBABILITIES: [5, "1", [], [0.5, 2]], TIMES: [5, "1", [], [1.0, -1.0]]}
+    return {TEXT: [5, "", None], **lists}.get(rule, ["", 5.5])
 
 
 def taken_by(rule):
     """A value that a rule takes."""
     if isinstance(rule, Range):
         return max(rule.low, 1) if rule.integer else (rule.low + min(rule.high, rule.low + 2)) / 2
-    return {TEXT: "x", COUNTS: [1], PROBABILITIES: [0.5]}[rule]
+    return {TEXT: "x", COUNTS: [1], PROBABILITIES: [0.5], TIMES: [1.0]}[rule]
 
 
 @pytest.mark.parametrize(("table", "kind", "name"), PARAMETERS)
