@@ -5,11 +5,12 @@ from itertools import islice
 
 import pytest
 import torch
+from transformers import Qwen3MoeConfig
 
-from refimpl import InputError, Request, generate, load_pair
+from refimpl import InputError, Request, generate, load_pair, make_pair
 from refimpl.bench.memory import peak_bytes
 from refimpl.decoding.memory import GIB
-from refimpl.pairs.random_pairs import random_pair
+from refimpl.pairs.random_pairs import random_models, random_pair
 from refimpl.planning import MemoryPlan, plan_memory
 
 AMPLE = 1.0
@@ -17,7 +18,17 @@ AMPLE = 1.0
 
 @pytest.fixture(scope="module")
 def pairs():
-    return {"tiny": load_pair("tiny"), **{vocab: random_pair("llama", vocab_size=vocab) for vocab in (64, 4000)}}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "vocab_size": 64}
+    mixed = random_models(Qwen3MoeConfig(**sizes, **experts), seed=0, dtype=torch.float32, draft_noise=0.02)
+    found = {"tiny": load_pair("tiny"), "experts": make_pair(*mixed, stop_token_ids=())}
+    return found | {vocab: random_pair("llama", vocab_size=vocab) for vocab in (64, 4000)}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +67,7 @@ MET = {
     "packed logits": (4000, REPEATED + prompts(18, 18, 18), LOOKUP | LONG | {"batch_size": 8, "max_new_tokens": 12}),
     "the longest prompt ends first": (64, [Request([3] * 30, 1), Request([3] * 2, 30)], {"batch_size": 1}),
     "the longest row has no drafts": (4000, [Request([3] * 30, 1), Request([3] * 20, 10)], {"batch_size": 1}),
+    "experts in float32": ("experts", ALIKE, {}),
     "the bundled pair": ("tiny", prompts(90, 80, 85), {"max_new_tokens": 8}),
 }
 APART = {
