@@ -135,6 +135,7 @@ def _judge(fault: Fault | None, detector: str, case: Case) -> str | None:
     pair = case.pair if case.architecture else None  # made, and tried, while the engine is whole
     logprobs: dict[str, Any] = {"logprobs": LOGPROBS} if detector == "report" else {}
     wanted = oracle_run(case, **logprobs) if detector in ("output", "report") else None
+    tolerance = ROUNDED if pair and pair.target.kv_shape.float32_softmax else EXACT
     try:
         with _injected(fault):
             run = run_case(case, checks=detector if detector in LEVELS else "off", pair=pair, **logprobs)
@@ -147,7 +148,7 @@ def _judge(fault: Fault | None, detector: str, case: Case) -> str | None:
     judges: dict[str, Callable[[], Any]] = {
         "output": lambda: wanted and run.outputs != wanted.outputs,
         "acceptance": lambda: not _follows_script(case, run),
-        "report": lambda: wanted and wrong_report(run, wanted, ROUNDED if case.architecture else EXACT),
+        "report": lambda: wanted and wrong_report(run, wanted, tolerance),
     }
     return "differs" if detector in judges and judges[detector]() else None
 

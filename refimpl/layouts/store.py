@@ -43,6 +43,7 @@ class KVShape:
         value_dim: width of a head's values; None where it is `key_dim`.
         spans: how far back each layer looks; empty where all look back to the beginning.
         states: what layers without keys and values keep of a row.
+        float32_softmax: whether attention is float32 in any format, so that float64 does not tell more than that.
     """
 
     num_layers: int
@@ -53,6 +54,7 @@ class KVShape:
     value_dim: int | None = None
     spans: tuple[Span, ...] = ()
     states: tuple[StatePart, ...] = ()
+    float32_softmax: bool = False
 
     @property
     def bytes_per_row(self) -> int:

@@ -1,7 +1,7 @@
 """What each layer of a transformers model caches and sees, and where it is in a store of layers of one shape."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,6 +88,7 @@ class CachedLayers:
         spans = tuple(by_place.get(place, FULL) for place in filled)
         states = {part[:3]: part for part, _ in states_in(cache)}
         shape = _store_shape([*filled.values()], spans if set(spans) != {FULL} else (), tuple(states.values()))
+        shape = replace(shape, float32_softmax=getattr(config, "attn_logit_softcapping", None) is not None)
         count = max(len(DynamicCache(config=config).layers), len(cache.layers))
         return cls(shape, count, entries, _by_kind(config, by_place), states)
 

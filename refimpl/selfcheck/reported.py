@@ -7,7 +7,7 @@ from refimpl.results import GeneratedSequence
 from refimpl.selfcheck.cases import Run
 
 EXACT = 1e-9  # of a log-probability: the integer model's logits are exact, their logarithms are rounded
-ROUNDED = 1e-5  # norms and softmax of transformers' models are float32 in any format
+ROUNDED = 1e-5  # where attention is float32 in any format
 
 
 def wrong_report(run: Run, wanted: Run, tolerance: float = EXACT) -> str:

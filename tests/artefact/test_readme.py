@@ -66,7 +66,8 @@ def test_settings_of_requests_cost_what_is_said():
     costs = {row["requests"]: statistics.median(row["ratios"]) for row in rows}
     penalties = [cost for name, cost in costs.items() if name.startswith("repetition")]
     assert max(penalties) < 1.1
-    assert max(costs.values()) < 1.25
+    assert costs.pop("a JSON schema") < 1.25
+    assert max(costs.values()) < 1.2
 
 
 def test_acceptance_lengths_are_those_of_committed_runs():

@@ -16,7 +16,7 @@ def model():
     return random_pair("llama").target
 
 
-@pytest.mark.parametrize(("error", "stale"), [(0.0, False), (1e-7, False), (1e-4, True)])
+@pytest.mark.parametrize(("error", "stale"), [(0.0, False), (1e-11, False), (1e-8, True)])
 def test_a_rounding_is_no_stale_row(model, error, stale):
     row = SimpleNamespace(index=3, token_ids=TOKENS)
     found = model.fresh_kv(TOKENS)
