@@ -43,9 +43,7 @@ class HeadDrafter:
     vocab_size: int
     budget: DraftBudget
     timer: StageTimer
-    _entries: dict[int, tuple[int, Entries]] = field(
-        default_factory=dict
-    )  # by sequence: position of the first, and all
+    _entries: dict[int, tuple[int, Entries]] = field(default_factory=dict)  # by sequence, with the first's position
 
     @property
     def cached(self) -> None:
