@@ -5,9 +5,11 @@ import json
 import math
 import random
 import re
+import signal
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +184,9 @@ class Interrupting(Stub):
 
 def test_an_interrupted_run_reports_what_was_found_and_what_was_not_asked(folder: Path, tmp_path: Path) -> None:
     output, chosen = tmp_path / "report.json", "equals_reference,runs_repeat,budget_is_exact"
-    with served(Interrupting("by concurrency"), str(folder)) as url:
+    heard = partial(signal.signal, signal.SIGINT)
+    with served(Interrupting("by concurrency"), str(folder)) as url, ExitStack() as stack:
+        stack.callback(heard, heard(signal.default_int_handler))  # a test run in the background ignores it
         result = CliRunner().invoke(app, ["--server", url, "--properties", chosen, "--output", str(output)])
     assert result.exit_code == 130
     first, *others = json.loads(output.read_text())["properties"]

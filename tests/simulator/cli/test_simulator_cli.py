@@ -173,7 +173,7 @@ def test_a_fleet_is_measured_by_the_command(monkeypatch):
     found = tool.measure(requests=20)
     assert found["requests"] == 20
     assert min(found["rows"], found["rounds"]) > 20
-    assert 0.1 < found["peak_gib"] < 1
+    assert found["peak_gib"] > 0.1  # no bound above: a child begins with the peak of the tests that start it
 
 
 def test_tables_are_seen_with_and_without_json(capsys, path):
