@@ -243,22 +243,12 @@ class Verdict:
     text: str
 
 
-def _pair_of(target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
-    """A pair; one without a draft where drafts of the kind are refused."""
-    try:
-        return make_pair(target, draft, stop_token_ids=())
-    except InputError as error:
-        if not str(error).startswith("draft"):
-            raise
-        return make_pair(target, stop_token_ids=())
-
-
 def judge(family: Family) -> Verdict:
     """Try to make a pair of a family."""
     models = family.models()
     name = type(models[0]).__name__
     try:
-        pair = _pair_of(*models)
+        pair = make_pair(*models, stop_token_ids=())
     except InputError as error:
         start, end = f"target pair: {name} ", ": choose another model, see docs/models.md"
         return Verdict(name, None, str(error).removeprefix(start).removesuffix(end))

@@ -32,7 +32,6 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 {rows}
 
 - *packed*: rows are fed without pads; *rectangles*: short rows are padded.
-- *as a target*: it cannot be a draft. Choose `drafter="ngram"`, `"suffix"`, or a draft with attention only.
 
 ## How it works
 
@@ -41,12 +40,12 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 - **Layers of several widths** (Gemma 4) are stored as wide as the widest; layers that read the K/V of others store
   nothing.
 - **MTP layers** in a checkpoint draft for it with `drafter="head"` ([which](engine.md#draft-heads)).
-- **Recurrent states**: in a verify pass, attention, MLP and experts take in all tokens of a row at once and recurrent
-  layers one after the other, and the state behind each token is kept until the round is decided. The row then keeps
-  the state behind its last committed token (INV-24): nothing is rolled back, and pads never enter a state. It costs
-  k+1 reads of the recurrent layers' weights a pass, k+2 states of a row during it, and prompts are cached one row at a
-  time. Prefix sharing is off, as a shared block holds no state to go on from; `shape_stable` and recorded rounds are
-  refused.
+- **Recurrent states**, of targets and drafts: in a verify pass, attention, MLP and experts take in all tokens of a row
+  at once and recurrent layers one after the other. The state behind each token of a round is kept until the round is
+  decided; the row then keeps the one behind its last committed token (INV-24): nothing is rolled back, and pads never
+  enter a state. It costs k+1 reads of the recurrent layers' weights a pass and k+2 states of a row during it, prompts
+  are cached one row at a time, and a recurrent draft runs one pass more a round. Prefix sharing is off, as a shared
+  block holds no state to go on from; `shape_stable` and recorded rounds are refused.
 
 ## What is refused
 
@@ -139,8 +138,7 @@ def outcome(verdict: Verdict) -> str:
     """What becomes of a model, in a few words."""
     if verdict.pair is None:
         return f"refused: {verdict.text}"
-    fed = "packed" if verdict.pair.target.forward_packed else "rectangles"
-    return f"{fed}, as a target" if verdict.pair.target.kv_shape.states else fed
+    return "packed" if verdict.pair.target.forward_packed else "rectangles"
 
 
 def lists(places: dict[str, str]) -> str:

@@ -151,13 +151,15 @@ def _is_compiled(pair: Pair) -> bool:
     return pair.device.type == "cuda" and isinstance(target, HuggingFaceLM) and target.layers.name in COMPILED
 
 
-def allocator_of(layout: Layout, run_limits: RunLimits, config: DecodeConfig) -> KVAllocator[Sequence]:
-    """Room for the K/V that a layout stores, as the scheduler sees it."""
+def allocator_of(
+    layout: Layout, run_limits: RunLimits, config: DecodeConfig, *, stateful: bool
+) -> KVAllocator[Sequence]:
+    """Room for the K/V that a layout stores, as the scheduler sees it; `stateful` where a model keeps states, too."""
     if not layout.block_size:
         return KVAllocator()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
     in_chunks = config.joint_prefill or config.resolved_token_budget is not None
-    sharing = "nothing" if layout.shape.states else sharing_of(config)  # a block holds no state to go on from
+    sharing = "nothing" if stateful else sharing_of(config)  # a block holds no state to go on from
     return PagedKVAllocator(pool, run_limits.most_drafts, sharing, in_chunks=in_chunks)
 
 

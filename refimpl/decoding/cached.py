@@ -38,8 +38,7 @@ class CachedModel:
         role: says which of a sequence's cached lengths is meant.
         timer: charged with what `begin` moves, as ``realign``.
         window: tokens a row of every verify pass, where passes have fixed shapes; else None.
-        states: recurrent states of all rows; None for a model without any. Only a target has them: its one pass a round
-            begins behind what each row has cached.
+        states: recurrent states of all rows; None for a model without any.
         heard_by: is shown the hidden states of prompts; None where nobody asks.
     """
 
@@ -50,14 +49,14 @@ class CachedModel:
     window: int | None
     states: StateStore | None = None
     heard_by: Listener | None = field(default=None, init=False)
-    _of_round: PassStates | None = field(default=None, init=False)
-    _begun: Seq[int] = field(default=(), init=False)
 
     def begin(self, members: Seq[Sequence], span: int) -> None:
         """Make the members ready for passes that feed `span` tokens a row, all together."""
-        self._of_round, self._begun = None, [self.num_cached(m) for m in members]
+        rows = self.rows(members)
         with self.timer.stage("realign"):
-            self.layout.begin(self.rows(members), span)
+            self.layout.begin(rows, span)
+        if self.states:
+            self.states.begin(rows)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """The next block of the round; `drafts` are the tokens ``[batch, n]`` proposed so far, in order.
@@ -65,10 +64,7 @@ class CachedModel:
         What is fed behind them fills a fixed window, and is arbitrary.
         """
         block = self.layout.with_pooled(self.layout.block(tokens, offset), offset)
-        if self.states is None:
-            return block
-        self._of_round = PassStates(self.states, [row.slot for row in self.layout.rows])
-        return replace(block, states=self._of_round)
+        return replace(block, states=self.states.of_pass()) if self.states else block
 
     def feed_prompts(self, rows: Seq[RowState], tokens: Int[Tensor, "rows q"], start: int) -> None:
         """Cache positions [start, start + q) of prompts in one pass, which a recurrent layer takes in as a whole."""
@@ -136,10 +132,9 @@ class CachedModel:
 
     def commit(self, members: Seq[Sequence]) -> None:
         """Keep what counts as cached, forget the rest of the round."""
-        num_cached = [self.num_cached(m) for m in members]
-        self.layout.commit(num_cached)
-        if self._of_round:
-            self._of_round.commit([n - before for n, before in zip(num_cached, self._begun, strict=True)])
+        self.layout.commit([self.num_cached(m) for m in members])
+        if self.states:
+            self.states.commit(self.rows(members))
 
     def rows(self, members: Seq[Sequence]) -> list[RowState]:
         """Host integers that the layout works on."""
@@ -174,7 +169,7 @@ class CheckedModel(CachedModel):
             self._fed.unseen(members)
         self.checker.after_begin(members, self.layout, self.model)
         if self.states:
-            self.checker.of_states(members, self._begun, self.states, self.model)
+            self.checker.of_states(members, [self.num_cached(m) for m in members], self.states, self.model)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """As every cached model; then positions, mask and provenance are checked."""

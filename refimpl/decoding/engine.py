@@ -57,7 +57,8 @@ class Engine:
         self.run_limits = RunLimits.of([*self.sequences, *expected], config)
         self.context = assemble(pair, self.run_limits, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
-        self.scheduler.allocator = allocator_of(self.context.target.layout, self.run_limits, config)
+        layout, stateful = self.context.target.layout, any(each.shape.states for each in self.layouts)
+        self.scheduler.allocator = allocator_of(layout, self.run_limits, config, stateful=stateful)
         self.num_preemptions = self.num_prefix_hits = 0
         self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]

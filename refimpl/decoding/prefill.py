@@ -46,7 +46,8 @@ def catch_up(cached: CachedModel, members: Seq[Sequence]) -> list[int]:
 
     It is fed as prompts are, straight into the pool and step by step: the round's own passes stay narrow.
     """
-    lagging = [m.draft_lag > MOST_LAG and not m.finished and cached.feeds(m) for m in members]
+    most = 1 if cached.states else MOST_LAG  # a token that is fed again enters a state twice
+    lagging = [m.draft_lag > most and not m.finished and cached.feeds(m) for m in members]
     counts = [m.draft_lag - 1 if behind else 0 for m, behind in zip(members, lagging, strict=True)]
     behind = [Chunk(m, count) for m, count in zip(members, counts, strict=True) if count]
     if behind:

@@ -1,17 +1,18 @@
 """Recurrent states of rows, beside their K/V: what some layers keep in place of an entry for each token.
 
-A pass hands the model the states that its rows begin with, and keeps those behind every token. Once it is known how
-many tokens a row keeps, the state behind the last of them is the row's. So nothing is rolled back or computed again,
-and neither rejected drafts nor pads reach a state.
+The passes of a round hand the model the states that its rows begin with, and keep those behind every token. Once it is
+known how many tokens a row keeps, the state behind the last of them is the row's. So nothing is rolled back or computed
+again, and neither rejected drafts nor pads reach a state.
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from refimpl.layouts.store import KVShape, StatePart
+from refimpl.layouts.store import KVShape, RowState, StatePart
 
 
 class StateTag(NamedTuple):
@@ -24,6 +25,8 @@ class StateTag(NamedTuple):
 class StateStore:
     """One state for each row of a pool.
 
+    Rounds may be begun for other rows while one is under way, as where a draft runs ahead for a second cohort.
+
     Attributes:
         parts: ``[rows, *size]`` of each part.
         tags: ``[rows, 2]``, see `StateTag`; moved by the same indices as the parts.
@@ -34,6 +37,7 @@ class StateStore:
             part: torch.zeros(rows, *part.size, dtype=part.dtype, device=shape.device) for part in shape.states
         }
         self.tags = torch.full((rows, 2), -1, device=shape.device)
+        self._rounds: list[_Round] = []
 
     def clear(self, slot: int, sequence: int) -> None:
         """Begin a sequence, which has no tokens yet."""
@@ -45,9 +49,29 @@ class StateStore:
         """What a slot holds."""
         return StateTag(*self.tags[slot].tolist())
 
+    def begin(self, rows: Seq[RowState]) -> None:
+        """Begin a round of rows; what was begun of them and not committed is forgotten."""
+        again = {row.sequence for row in rows}
+        self._rounds = [each for each in self._rounds if again.isdisjoint(each.sequences)]
+        self._rounds.append(_Round(tuple(rows)))
+
+    def of_pass(self) -> "PassStates":
+        """States of the rows that were begun last, for one more pass of their round."""
+        begun = self._rounds[-1]
+        begun.states = begun.states or PassStates(self, [row.slot for row in begun.rows])
+        return begun.states
+
+    def commit(self, rows: Seq[RowState]) -> None:
+        """End the round of these rows: keep the states behind what counts as cached now."""
+        ended = next((each for each in self._rounds if each.sequences == [row.sequence for row in rows]), None)
+        if ended is None or ended.states is None:
+            return
+        self._rounds.remove(ended)
+        ended.states.commit([now.num_cached - then.num_cached for now, then in zip(rows, ended.rows, strict=True)])
+
 
 class PassStates:
-    """States of the rows that a pass feeds: before it, and behind each of its steps.
+    """States of the rows that a round feeds: before its passes, and behind each step of them.
 
     Args:
         store: of all rows.
@@ -74,7 +98,7 @@ class PassStates:
         self._behind[part][-1] = state.to(part.dtype)
 
     def commit(self, counts: Seq[int]) -> None:
-        """Keep, of each row, the state behind its first `counts[i]` tokens of the pass."""
+        """Keep, of each row, the state behind the first `counts[i]` tokens that it was fed."""
         if not self._behind:
             return
         steps = torch.tensor(counts, device=self._slots.device) // self.step
@@ -83,6 +107,18 @@ class PassStates:
         tags, more = self._store.tags[self._slots], torch.tensor([0, self.step], device=self._slots.device)
         num_steps = len(next(iter(self._behind.values())))
         self._store.tags[self._slots] = _chosen([tags + more * n for n in range(num_steps)], steps)
+
+
+@dataclass
+class _Round:
+    """Rows as they began a round, and the states of its passes once there is one."""
+
+    rows: tuple[RowState, ...]
+    states: PassStates | None = None
+
+    @property
+    def sequences(self) -> list[int]:
+        return [row.sequence for row in self.rows]
 
 
 def _chosen(behind: list[Tensor], steps: Tensor) -> Tensor:

@@ -271,7 +271,8 @@ class Letters:
 
 def table_pair(script: Script | None = None, *, recurrent: bool = False, **settings: Any) -> Pair:
     """Pair an integer model of these settings with a scripted draft; without a script, every draft is accepted."""
-    target, draft = TableModel(recurrent=recurrent, **settings), ScriptedDraft(script or {}, **settings)
+    settings |= {"recurrent": recurrent}
+    target, draft = TableModel(**settings), ScriptedDraft(script or {}, **settings)
     return Pair(target, draft, vocab_size=target.vocab_size, name="table", head=ScriptedHead(draft))
 
 

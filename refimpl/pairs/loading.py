@@ -87,12 +87,8 @@ def load_pair(
 
 
 def _driven(given: list[tuple[str, PreTrainedModel]], name: str, layers: LayersName) -> list[HuggingFaceLM]:
-    """The models of a pair by their roles, as the engine drives them; raises InputError for a recurrent draft."""
-    models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}", layers) for role, model in given]
-    for lm in models[1:]:
-        stateful = f"{lm.name} keeps a recurrent state, which only a target may: choose another draft, or drafter ngram"
-        require(not lm.kv_shape.states, stateful)
-    return models
+    """The models of a pair by their roles, as the engine drives them."""
+    return [HuggingFaceLM(model, f"{role} {model.name_or_path or name}", layers) for role, model in given]
 
 
 def make_pair(
@@ -111,7 +107,7 @@ def make_pair(
     Both are changed for good: see `HuggingFaceLM`.
 
     Args:
-        target, draft: causal models with one vocabulary; padding rows may differ. A draft keeps no recurrent state.
+        target, draft: causal models with one vocabulary; padding rows may differ.
             Without a draft only drafters that need none can propose.
         head: of the target: a file, or the folder of an EAGLE-3 or DFlash head or of a checkpoint with MTP layers.
         tokenizer: turns text into ids and back; None for prompts of ids alone.

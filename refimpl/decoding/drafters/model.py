@@ -49,6 +49,9 @@ def propose(
 class ModelDrafter:
     """The draft of the pair, with as many passes as any member can use drafts.
 
+    One with recurrent states runs a pass more, which feeds the last draft. So all rows begin with lag 1: a token that
+    is fed again for the sake of rows with lag 2 would enter a state twice.
+
     Attributes:
         cached: the draft and its layout.
         rule: chooses tokens from logits.
@@ -84,13 +87,20 @@ class ModelDrafter:
         with self.cached.timer.stage("draft"):
             caught_up = catch_up(self.cached, members)
         lag = max(m.draft_lag for m in members if not m.finished)
-        self.cached.begin(members, span=lag + k - 1)
+        self.cached.begin(members, span=lag + k - 1 + self._passes_more)
         tracker = ProposalTracker(self.budget, numbers.sampling or self.rule.sampling, limits)
         with self.cached.timer.stage("draft"):
             proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, tracker)
-            lengths = tracker.finish(proposal.tokens)
-        offered = proposal.cut(max(lengths))
-        return Drafts(offered, lengths, [0] * len(members), tracker.passes, tracker.survival, caught_up)
+            lengths, drawn = tracker.finish(proposal.tokens), proposal.tokens.shape[1]
+            more = self._passes_more if tracker.passes == drawn else 0  # a budget stops behind a pass without a draft
+            if more:
+                self._feed(proposal.tokens[:, -1:], drawn - 1, list(proposal.tokens.split(1, dim=1)))
+        offered, passes = proposal.cut(max(lengths)), tracker.passes + more
+        return Drafts(offered, lengths, [0] * len(members), passes, tracker.survival, caught_up)
+
+    @property
+    def _passes_more(self) -> int:
+        return 1 if self.cached.states else 0
 
     def forget(self, sequence: Sequence) -> None:
         """Only K/V are stored, and they are the layout's."""

@@ -9,6 +9,7 @@ from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.decoding import assembly
 from refimpl.decoding import prefill as prefilling
 from refimpl.decoding.passes import EagerPasses
+from refimpl.models.table_model import table_pair
 from refimpl.pairs.random_pairs import random_pair
 
 METHODS = ["+".join(parts) for parts in product(LAYOUTS, SCHEDULERS)]
@@ -57,6 +58,19 @@ def test_it_goes_on_where_it_has_drafted_before(sure, monkeypatch, widths, metho
     assert [s.token_ids for s in result.sequences] == [s.token_ids for s in wanted]
     assert result.stats.acceptance.accepted == result.stats.acceptance.drafted > 0
     assert max(widths) == 2
+
+
+@pytest.mark.parametrize("method", ["inplace", "paged+fifo", "masked+fifo", "realigned+fifo"])
+def test_a_recurrent_draft_is_fed_no_token_twice(method):
+    """The third row has sat out one round when the fourth joins it, which has sat out none."""
+    pair = table_pair(recurrent=True)
+    requests = [Request([1, 2], 1), Request([3], 1), Request([4, 5, 6], 9), Request([7, 8], 9)]
+    settings = {"batch_size": 3, "window_size": 3, "num_speculative_tokens": 3, "draft_budget": "by_load:3=0"}
+    wanted = generate(pair, requests, method="autoregressive").sequences
+    result = generate(pair, requests, method=method, checks="oracle", **settings)
+    assert [s.token_ids for s in result.sequences] == [s.token_ids for s in wanted]
+    assert result.stats.acceptance.accepted == result.stats.acceptance.drafted > 0
+    assert {row.draft_lag for r in result.rounds for row in r.rows if row.k} == {1, 2}
 
 
 def test_a_round_says_how_far_the_draft_was_behind(sure):

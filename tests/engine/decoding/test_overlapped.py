@@ -43,7 +43,7 @@ def test_random_models_in_float64(ragged_prompts, kind):
         assert tokens(generate(pair, ragged_prompts, method=method, batch_size=4, **OVERLAPPED)) == wanted
 
 
-@given(case=cases(sampled=True, cancellations=True))
+@given(case=cases(sampled=True, cancellations=True, recurrent=True))
 def test_every_case_is_exact(case: Case):
     """Whatever is accepted, drafted, budgeted, cancelled or preempted."""
     layout = case.layout if case.layout == "paged" else "inplace"

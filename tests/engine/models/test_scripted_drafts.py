@@ -13,11 +13,14 @@ import torch
 
 from refimpl import generate
 from refimpl.decoding import drafters
+from refimpl.pairs import make_pair
+from refimpl.pairs.random_pairs import random_models
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 families = importlib.import_module("model_families")
 
 NUM_NEW = 12
+NOISE = 0.002  # of drafts that are often right
 EVERY_DAY = (
     "gemma2",
     "gpt_oss",
@@ -80,6 +83,24 @@ def test_exact_under_ragged_drafts(name, monkeypatch):
     for method in ("inplace", "paged+continuous"):
         found = check(name, method, "ragged", monkeypatch)
         assert {row.accepted for record in found.rounds for row in record.rows} >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2, with convolutions"])
+def test_recurrent_models_draft(name):
+    """Rows keep the states behind some of the tokens of all passes of a round, also where all are accepted."""
+    _, texts = driven(name)
+    models = random_models(families.BY_NAME[name].config(), seed=3, dtype=torch.float64, draft_noise=NOISE)
+    pair = make_pair(*models, stop_token_ids=())
+    assert pair.draft.kv_shape.states
+    for method in ("inplace", "exspec", "paged+continuous"):
+        found = generate(
+            pair, PROMPTS, method=method, num_speculative_tokens=3, max_new_tokens=NUM_NEW, stop_token_ids=[],
+            batch_size=3, checks="oracle",
+        )  # fmt: skip
+        assert [s.token_ids for s in found.sequences] == [t[len(p) :] for t, p in zip(texts, PROMPTS, strict=True)]
+        rows = [row for record in found.rounds for row in record.rows]
+        assert {row.draft_lag for row in rows} == {1}
+        assert {row.accepted for row in rows} > {0, 3}
 
 
 ODD = [
