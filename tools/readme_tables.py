@@ -569,7 +569,8 @@ def of_paper(table: Callable[[Row], str]) -> Callable[[], str]:
 
 # --- other engines under the kit -------------------------------------------------------------------------------------
 
-OTHER_ENGINES = ("transformers", "openvino", "vllm")
+SHOWN = 10  # tokens of a prompt
+OTHER_ENGINES = ("transformers", "openvino", "llamacpp", "vllm")
 
 
 def engine_runs() -> list[Row]:
@@ -614,10 +615,15 @@ def engine_failures() -> str:
 def smallest_case(verdict: Row) -> str:
     """The last request of a failure, shortened."""
     request = json.loads(verdict["requests"][-1])
-    prompts = [f"{len(list(same))} × {prompt}" for prompt, same in groupby(request["prompts"])]
+    prompts = [f"{len(list(same))} × {shortened(prompt)}" for prompt, same in groupby(request["prompts"])]
     prompts = [text.removeprefix("1 × ") for text in prompts[:4]] + ["…"] * (len(prompts) > 4)
     names = {"batch_size": "batch", "num_speculative_tokens": "k", "max_new_tokens": "new tokens"}
     return f"{', '.join(prompts)}; " + ", ".join(f"{name} {request[key]}" for key, name in names.items())
+
+
+def shortened(prompt: list[int]) -> str:
+    """A prompt; of a long one its first tokens, and how many there are."""
+    return str(prompt) if len(prompt) <= SHOWN else f"{prompt[:SHOWN]}… ({len(prompt)} tokens)"
 
 
 DATA_TABLES: dict[str, Callable[[], str]] = {
