@@ -89,7 +89,7 @@ def kit_summary() -> str:
     errors = [bool(row["kit"]["error"]) for row in ROWS if row["kit"]]
     unseen = [row["effect"] in HIDDEN for row in ROWS if not row["kit"]]
     return (
-        f"Of {len(ROWS)} faults the kit sees {errors.count(False)} by wrong tokens, as it would in any engine, and "
+        f"Of {len(ROWS)} faults the kit sees {errors.count(False)} by wrong answers, as it would in any engine, and "
         f"{sum(errors)} by an error of this engine alone (!). Of the {len(unseen)} others {sum(unseen)} change neither "
         "tokens nor their distribution.\n"
     )

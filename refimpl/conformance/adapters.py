@@ -8,7 +8,7 @@ from typing import Any
 
 from refimpl.conformance.protocol import BLOCK_SIZE, EngineSettings
 from refimpl.conformance.service import serve
-from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, make_config, resolve_method
+from refimpl.core.config import AcceptanceName, CheckLevel, make_config, resolve_method
 from refimpl.core.request import Request
 from refimpl.core.stats import AcceptanceCollapseWarning
 from refimpl.generation import generate
@@ -36,37 +36,40 @@ class MethodEngine:
     ):
         self.method, self.pair, self.checks, self.settings = resolve_method(method).name, pair, checks, settings
         self.vocab_size, self.law_rule = pair.vocab_size, law_rule
-        self.supports = frozenset({"serving", "sampling"} if law_rule else {"serving", "sampling", "keyed_sampling"})
+        self.supports = frozenset({"serving", "sampling", "logprobs", "counters"})
+        self.supports |= set() if law_rule else {"keyed_sampling"}
         self.supports |= set() if settings.get("cuda_graphs") else {"row_settings", "penalties"}
         self.block_size = settings.get("block_size", BLOCK_SIZE)
 
-    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Any:
         """Run the method with the checks on: a broken invariant is an engine failure."""
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", AcceptanceCollapseWarning
             )  # cases with drafts that are never right are wanted
             if settings.submit_at:
-                return serve(self.pair, self.config(settings), prompts, settings)
+                return serve(self.pair, make_config(method=self.method, **self._keywords(settings)), prompts, settings)
             return self._decode(self.method, prompts, settings)
-
-    def config(self, settings: EngineSettings) -> DecodeConfig:
-        """Settings of a run that serves."""
-        return make_config(method=self.method, **self._keywords(settings))
 
     def _keywords(self, settings: EngineSettings) -> dict[str, Any]:
         return self.settings | {name: getattr(settings, name) for name in SERVED} | {"checks": self.checks}
 
-    def reference(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+    def reference(self, prompts: list[list[int]], settings: EngineSettings) -> dict[str, Any]:
         """Run the oracle."""
         return self._decode("autoregressive", prompts, settings)
 
-    def _decode(self, method: str, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
-        sampled: dict[str, Any] = {"acceptance": self.law_rule} if self.law_rule and settings.temperature else {}
+    def _decode(self, method: str, prompts: list[list[int]], settings: EngineSettings) -> dict[str, Any]:
+        more: dict[str, Any] = {"logprobs": 0} if "logprobs" in settings.report else {}
+        more |= {"acceptance": self.law_rule} if self.law_rule and settings.temperature else {}
         own = map(asdict, settings.rows) if settings.rows else repeat({})
         requests = [Request(tuple(prompt), **row) for prompt, row in zip(prompts, own, strict=False)]
-        result = generate(self.pair, requests, method=method, **self._keywords(settings) | sampled)
-        return [s.token_ids for s in result.sequences]
+        result = generate(self.pair, requests, method=method, **self._keywords(settings) | more)
+        rows, counts = result.sequences, result.stats.acceptance
+        return {
+            "outputs": [row.token_ids for row in rows],
+            "logprobs": [[entry.logprob for entry in row.logprobs] for row in rows],
+            "counters": {"generated": counts.generated, "drafted": counts.drafted, "rounds": counts.row_rounds},
+        }
 
 
 def mixed_script() -> dict[int, list[bool]]:

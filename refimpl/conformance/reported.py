@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
-from refimpl.conformance.cases import EngineCase
+from refimpl.conformance.cases import COLD, EngineCase
 from refimpl.conformance.protocol import Answer, Counters, EngineSettings, NotSupported, Prompts, RowSettings
 from refimpl.conformance.subject import CaseFailure, Subject, require_equal
 from refimpl.core.shown import counted
@@ -22,7 +22,7 @@ SCRIPTS: dict[str, Callable[[random.Random, int], tuple[int, int]]] = {  # k: dr
 RowDrafts = tuple[tuple[int, ...], ...]  # by the number of generated tokens
 Drafts = tuple[RowDrafts, ...]
 FROM_THE_FIRST, ALWAYS_A_BONUS = (0, 1), (1, 0, None)
-PENALTIES = (1.0, 1.8, 0.6)
+PENALTIES, MILD = (1.0, 1.8, 0.6), 1.05
 
 
 def needs(subject: Subject, *abilities: str) -> None:
@@ -33,12 +33,26 @@ def needs(subject: Subject, *abilities: str) -> None:
 
 
 def logprobs_equal_reference(subject: Subject, case: EngineCase) -> None:
-    """The log-probability of each token is the reference's, up to where the tokens part."""
+    """The log-probability of each token is the reference's, up to where the tokens part.
+
+    Also of cold samples and of mildly penalized rows, whose first tokens are mostly the same.
+    """
     needs(subject, "logprobs")
-    found = subject.answer(case.prompts, replace(case.settings, report=("logprobs",)))
-    for row, wanted in enumerate(subject.reference_reports(case.prompts, case.settings)):
-        same = first_difference(found.tokens[row], wanted.tokens[0])
-        for at, (own, right) in enumerate(zip(found.logprobs[row][:same], wanted.logprobs[0], strict=False)):
+    supports, budget = subject.stated.supports, case.settings.max_new_tokens
+    penalized = (RowSettings(budget, repetition_penalty=MILD),) * len(case.prompts)
+    settings = [case.settings]
+    settings += [replace(case.settings, temperature=COLD)] * bool(supports & {"sampling", "keyed_sampling"})
+    settings += [replace(case.settings, rows=penalized)] * ("penalties" in supports)
+    wanted = subject.reference_reports(case.prompts, case.settings)
+    for each in settings:
+        subject.calls.clear()
+        _require_logprobs(subject.answer(case.prompts, replace(each, report=("logprobs",))), wanted)
+
+
+def _require_logprobs(found: Answer, wanted: list[Answer]) -> None:
+    for row, (tokens, logprobs, plain) in enumerate(zip(found.tokens, found.logprobs, wanted, strict=True)):
+        same = first_difference(tokens, plain.tokens[0])
+        for at, (own, right) in enumerate(zip(logprobs[:same], plain.logprobs[0], strict=False)):
             if not abs(own - right) <= LOGPROB_TOLERANCE:
                 raise CaseFailure(f"row {row}, token {at}: log-probability {own:.4f} instead of {right:.4f}", row, at)
 
@@ -98,12 +112,21 @@ def settings_are_of_the_row(subject: Subject, case: EngineCase) -> None:
 
 
 def counters_count_what_is_delivered(subject: Subject, case: EngineCase) -> None:
-    """Tokens, drafts and rounds that were cut off do not count; each round delivers a token of the target, too.
-
-    It may be cut off in the last round of a row alone.
-    """
+    """Tokens, drafts and rounds that a budget or a stop token cuts off do not count."""
     needs(subject, "counters")
-    answer = subject.answer(case.prompts, replace(case.settings, report=("counters",)))
+    settings = replace(case.settings, report=("counters",))
+    _require_counts(subject.answer(case.prompts, settings))
+    stops = case.stops(subject.reference(case.prompts, case.settings))
+    try:
+        stopped = subject.answer(case.prompts, replace(settings, stop_token_ids=stops))
+    except NotSupported:
+        subject.calls.pop()
+    else:
+        _require_counts(stopped)
+
+
+def _require_counts(answer: Answer) -> None:
+    """Each round delivers a token of the target, too, which may be cut off in the last round of a row alone."""
     generated, drafted, accepted, rounds = answer.counters
     if answer.counters == Counters():
         raise NotSupported("counters: the engine has none")

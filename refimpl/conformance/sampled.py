@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from refimpl.conformance.betting import Bets, law_at
-from refimpl.conformance.cases import HOT, LAW_BATCH, LAWS, MELTED, EngineCase
+from refimpl.conformance.cases import COLD, HOT, LAW_BATCH, LAWS, MELTED, EngineCase
 from refimpl.conformance.laws import binomial_p_value, compare_laws, visible_rate
 from refimpl.conformance.protocol import EngineFailure, EngineGone, EngineLost, EngineSettings, NotSupported, Prompts
 from refimpl.conformance.reported import answer_with, needs
@@ -16,7 +16,7 @@ from refimpl.core.tokens import until_stop
 
 LAW_FALSE_ALARM_RATE, ACCEPTANCE_FALSE_ALARM_RATE = 1e-6 / len(LAWS), 1e-6  # of one of them
 SHARP = 0.999  # probability of the likeliest token from which on samples hardly vary
-COLD, COOL, WARM = 0.05, 0.4, 1.6  # temperatures below `HOT`
+COOL, WARM = 0.4, 1.6  # temperatures between `COLD` and `HOT`
 FAR_SEED = 2**16 * 5**6  # equal to 0 modulo every power of two up to 65,536 and of ten up to a million
 OTHER_SEEDS = (1, FAR_SEED, 2, 3, 4, 5, 6)  # beyond the first; from the third on where a row has stayed the same
 

@@ -51,7 +51,7 @@ class Notice:
 class KitNotice:
     """The conformance kit noticed: the first property that failed, and the error in place of an answer.
 
-    Without an error the tokens were wrong, so any engine that gives such tokens fails.
+    Without an error the answer was wrong, so any engine that answers so fails.
     """
 
     property: str

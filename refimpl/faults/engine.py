@@ -1,6 +1,7 @@
 """A broken engine behind the public interface of the conformance kit."""
 
 from dataclasses import fields
+from typing import Any
 
 from refimpl.conformance.adapters import SERVED, MethodEngine, mixed_script
 from refimpl.conformance.protocol import EngineSettings
@@ -34,7 +35,7 @@ class FaultyEngine(MethodEngine):
         )
         self.fault = fault
 
-    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Any:
         """Decode on the broken engine."""
         with self.fault.injected():
             return super().__call__(prompts, settings)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import processors
@@ -67,6 +68,16 @@ def parameters_of_row_zero(original: Any) -> Any:
     What a request has asked for depends on who came first; with one request, or equal ones, all is well.
     """
     return lambda logits, texts, penalties: original(logits, texts, penalties[:1].expand_as(penalties))
+
+
+@fault(processors, "penalized", "report", None, settings=PENALTIES, sources=("vllm-project/vllm#30846",))
+@result_changed
+def logprob_after_processing(right: Tensor, logits: Tensor, *_: Any) -> Tensor:
+    """Penalties change the logits in place, and log-probabilities are read from them afterwards.
+
+    Texts are right; scores depend on the settings of the request, and are not the model's.
+    """
+    return logits.copy_(right)
 
 
 @fault(

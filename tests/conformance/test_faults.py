@@ -219,15 +219,15 @@ def test_the_kit_lets_pass_what_changes_no_output() -> None:
     assert not ROWS[HEALTHY]["kit"]
 
 
-def test_the_kit_sees_wrong_tokens_where_a_run_ends_without_an_error() -> None:
+def test_the_kit_sees_a_wrong_answer_where_a_run_ends_without_an_error() -> None:
     """What only an error of this engine gives away says nothing of other engines."""
     by_error = {name for name, row in ROWS.items() if row["kit"] and row["kit"]["error"]}
     assert {FAULTS[name].effect for name in by_error - BY_ERROR_ALONE} == {"crash"}
 
 
 @pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "bugs.md"])
-def test_pages_count_what_tokens_show_and_what_only_errors_do(page: Path) -> None:
+def test_pages_count_what_answers_show_and_what_only_errors_do(page: Path) -> None:
     errors = [bool(row["kit"]["error"]) for row in ROWS.values() if row["kit"]]
-    told = re.search(r"(\d+) by (?:their|wrong|their wrong) tokens\D+ (\d+) ", " ".join(page.read_text().split()))
+    told = re.search(r"(\d+) by (?:their )?wrong answers\D+ (\d+) ", " ".join(page.read_text().split()))
     assert told
     assert told.groups() == (str(errors.count(False)), str(errors.count(True)))

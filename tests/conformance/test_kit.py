@@ -70,7 +70,7 @@ def test_a_case_whose_drafts_are_never_right_warns_nobody():
     prompts, settings = [[1], [2], [3], [4]], EngineSettings(max_new_tokens=60)
     with pytest.warns(AcceptanceCollapseWarning):
         by_hand = generate(engine.pair, prompts, method="inplace", batch_size=4, max_new_tokens=60)
-    assert engine(prompts, settings) == [sequence.token_ids for sequence in by_hand.sequences]
+    assert engine(prompts, settings)["outputs"] == [sequence.token_ids for sequence in by_hand.sequences]
 
 
 # --- what the search reaches ---------------------------------------------------------------------------------------

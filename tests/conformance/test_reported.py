@@ -48,16 +48,18 @@ def drafted(prompt: list[int], row: list[int], given: Any) -> tuple[int, int, in
 
 
 class Telling:
-    """An engine that tells everything, until a lie changes it; of penalties only that they change tokens."""
+    """An engine that tells everything, until a lie changes it; of penalties only that large ones change tokens."""
 
-    vocab_size, supports = VOCAB_SIZE, ALL
+    vocab_size = VOCAB_SIZE
 
-    def __init__(self, lie: Callable[[EngineSettings, Answer], Answer] = lambda _, answer: answer):
-        self.lie, self.decode = lie, decode
+    def __init__(self, lie: Callable[[EngineSettings, Answer], Answer] = lambda _, answer: answer, *more: str):
+        self.lie, self.decode, self.supports = lie, decode, ALL | set(more)
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Answer:
         own = [settings.of_row(row) for row in range(len(prompts))]
-        penalized = [(p, each, each.repetition_penalty - 1 or None) for p, each in zip(prompts, own, strict=True)]
+        penalized = [
+            (p, each, int(9 * each.repetition_penalty - 9) or None) for p, each in zip(prompts, own, strict=True)
+        ]
         rows = [continuation(*row) for row in penalized]  # type: ignore[arg-type]
         given = settings.drafts or ((),) * len(rows)
         counts = [drafted(p, row, each) for p, row, each in zip(prompts, rows, given, strict=True)]
@@ -90,6 +92,16 @@ def wrong(when: Callable[[EngineSettings], Any]) -> Callable[..., Answer]:
 def backwards(settings: EngineSettings, answer: Answer) -> Answer:
     """Log-probabilities of a batch are those of the wrong places."""
     return answer | {"logprobs": [row[::-1] for row in answer["logprobs"]]} if settings.batch_size > 1 else answer
+
+
+def processed(when: Callable[[EngineSettings], Any]) -> Callable[..., Answer]:
+    """Log-probabilities are those of another law in some calls."""
+
+    def lie(settings: EngineSettings, answer: Answer) -> Answer:
+        shift = 0.1 if when(settings) else 0.0
+        return answer | {"logprobs": [[logprob - shift for logprob in row] for row in answer["logprobs"]]}
+
+    return lie
 
 
 def of_row_zero(*names: str) -> Toy:
@@ -143,6 +155,10 @@ LIES: dict[str, tuple[str, Any]] = {
     "wrong with drafts": ("given_drafts_change_nothing", Telling(wrong(lambda s: s.drafts))),
     "wrong without any": ("given_drafts_change_nothing", Telling(wrong(lambda s: s.drafts and not any(s.drafts[0])))),
     "wrong log-probabilities": ("logprobs_equal_reference", Telling(backwards)),
+    "log-probabilities at a temperature": (
+        "logprobs_equal_reference", Telling(processed(lambda s: s.temperature), "sampling"),
+    ),
+    "log-probabilities under a penalty": ("logprobs_equal_reference", Telling(processed(lambda s: s.rows))),
     "texts of other rows": ("texts_are_decoded", Telling(lambda _, told: told | {"texts": told["texts"][::-1]})),
     "wrong in pieces": ("streams_are_whole", Telling(wrong(lambda s: s.stream))),
     "wrong beside who leaves": ("cancelled_rows_leave_no_trace", Telling(wrong(lambda s: s.cancel_after))),
