@@ -21,6 +21,8 @@ from refimpl.core.option_groups import (
     option,
 )
 
+MOST_S = 1e8  # loading may take ten times as long, and locks wait 9.2e9 s at most
+
 app = typer.Typer()
 
 
@@ -49,7 +51,7 @@ class SubjectOptions:
     reference_command: Annotated[
         str | None, option(ENGINE, "Command of a program that decodes plainly, in place of --reference.")
     ] = None
-    timeout_s: Annotated[float, option(ENGINE, "Seconds an answer may take.", min=0.01)] = 60.0
+    timeout_s: Annotated[float, option(ENGINE, "Seconds an answer may take.", min=0.01, max=MOST_S)] = 60.0
 
 
 @declared_options(Limits, panel=ENGINE)

@@ -44,7 +44,7 @@ class CommandEngine(Remote):
         timeout_s: seconds that an answer may take; `describe`, sent after every start, may take ten times as long.
 
     Raises:
-        InputError: it does not start, does not describe itself, or the time cannot be counted.
+        InputError: it does not start, or does not describe itself.
     """
 
     def __init__(self, command: str, timeout_s: float = 60.0):

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis.errors import Flaky
 
 from refimpl.conformance.cases import EngineCase
 from refimpl.conformance.limits import Limits
-from refimpl.conformance.properties import ENGINE_PROPERTIES, OF_BATCHES, cases_of
+from refimpl.conformance.properties import ALL_PROPERTIES, ENGINE_PROPERTIES, OF_BATCHES, cases_of
 from refimpl.conformance.protocol import (
     EngineFailure,
     EngineGone,
@@ -22,14 +22,14 @@ from refimpl.conformance.protocol import (
     EngineUnderTest,
     NotSupported,
 )
-from refimpl.conformance.raggedness import Raggedness, measure_raggedness
+from refimpl.conformance.raggedness import Raggedness
 from refimpl.conformance.reach import reach_of
 from refimpl.conformance.subject import CaseFailure, Subject
-from refimpl.conformance.verdicts import ALL_PROPERTIES, RAGGEDNESS, Report, Verdict
+from refimpl.conformance.verdicts import Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import require, shown
 from refimpl.core.shown import counted
-from refimpl.core.values import is_integer, require_int, split_names
+from refimpl.core.values import split_names
 
 MOST_SEEDS = 2**16  # of samples in fixed cases
 SHORT = 4  # new tokens; of the cases that are searched, a quarter has fewer
@@ -49,7 +49,7 @@ def check_engine(
     seed: int = 0,
     reference: Any = None,
     watch: Watch | None = None,
-    saved: Mapping[str, EngineCase | None] | None = None,
+    saved: Mapping[str, EngineCase] | None = None,
 ) -> Report:
     """Test an engine.
 
@@ -67,29 +67,25 @@ def check_engine(
         saved: the only case to ask for, of some properties, see `refimpl.conformance.replay`.
 
     Raises:
-        InputError: no engine, an unknown property, less than one case, or another argument that is none.
+        InputError: an unknown property, or an engine that says of itself what cannot be.
     """
     subject = Subject(engine, limits, reference, watch, name)
     verdicts: list[Verdict] = []
-    profile = Raggedness()
     for wanted in known_properties(properties):
         if fail_fast and any(verdict.status == "fail" for verdict in verdicts):
             verdicts.append(Verdict(wanted, "not run", subject.gone or "after a failure"))
             continue
         trial = Trial(subject, wanted, (saved or {}).get(wanted))
         verdicts.append(trial.verdict(max_examples, shrink=shrink, seed=seed))
-        profile = trial.profile or profile
-    return subject_report(subject, name, verdicts, profile, int(seed))
+    return subject_report(subject, name, verdicts, int(seed))
 
 
-def subject_report(
-    subject: Subject, name: str, verdicts: Iterable[Verdict], profile: Raggedness | None = None, seed: int = 0
-) -> Report:
+def subject_report(subject: Subject, name: str, verdicts: Iterable[Verdict], seed: int = 0) -> Report:
     """Put together what was found out about a subject."""
     return Report(
         name,
         tuple(verdicts),
-        profile or Raggedness(),
+        subject.profile or Raggedness(),
         subject.num_calls,
         subject.limits,
         subject.reference_kind,
@@ -108,9 +104,8 @@ def known_properties(names: Iterable[str] | str | None) -> list[str]:
         return list(ALL_PROPERTIES)
     chosen = split_names(names) if isinstance(names, str) else list(names)
     require(bool(chosen), f"properties must be names, in a list or with commas between them, not {shown(names)}")
-    known = (*ENGINE_PROPERTIES, RAGGEDNESS)  # as they are now: a caller may have added one
-    unknown = [name for name in chosen if name not in known]
-    require(not unknown, f"unknown property {unknown[:1]}: choose {', '.join(known)}")
+    unknown = [name for name in chosen if name not in ENGINE_PROPERTIES]
+    require(not unknown, f"unknown property {unknown[:1]}: choose {', '.join(ENGINE_PROPERTIES)}")
     return chosen
 
 
@@ -125,14 +120,10 @@ class Trial:
         subject: the engine.
         name: of the property.
         saved: the only case to ask for; None searches.
-
-    Attributes:
-        profile: raggedness, where that is the property.
     """
 
     def __init__(self, subject: Subject, name: str, saved: EngineCase | None = None):
         self.subject, self.name, self.saved = subject, name, saved
-        self.profile: Raggedness | None = None
         self._asked, self._planned, self._refusals, self._told = 0, 0, list[str](), list[str]()
         self._right = list[EngineCase]()
         self._case: EngineCase | None = None
@@ -140,13 +131,7 @@ class Trial:
         self._failures, self._num_losses, self._searching = list[CaseFailure](), 0, False
 
     def verdict(self, max_examples: int, *, shrink: bool = True, seed: int = 0) -> Verdict:
-        """Search for a case that breaks the property, and shrink it; unless the engine has gone in an earlier trial.
-
-        Raises:
-            InputError: less than one case is asked for, or the seed is no integer.
-        """
-        require_int("max_examples", max_examples, 1)
-        require(is_integer(seed), f"seed must be an integer, not {shown(seed)}")
+        """Search for a case that breaks the property, and shrink it; unless the engine has gone in an earlier trial."""
         if self.subject.gone:
             return Verdict(self.name, "not run", self.subject.gone)
         batches_before = self.subject.num_batches
@@ -174,8 +159,6 @@ class Trial:
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
         if self.saved:
             return self._check_case(self.saved)
-        if self.name == RAGGEDNESS:
-            return self._check(self._measure)
         searched, fixed = cases_of(self.name, self.subject.limits, self.subject.stated)
         self._planned = len(fixed) + (0 if searched is None else max_examples)
         if searched is not None:
@@ -226,27 +209,15 @@ class Trial:
         return True
 
     def _check_case(self, case: EngineCase) -> None:
-        def ask() -> str | None:
-            told = ENGINE_PROPERTIES[self.name](self.subject, case)
-            self._right.append(case)
-            return told
-
         self._case = case
-        self._check(ask)
-
-    def _measure(self) -> None:
-        self.profile, failure = measure_raggedness(self.subject)
-        if failure:
-            raise failure
-
-    def _check(self, ask: Callable[[], str | None]) -> None:
         self.subject.watch.require_time()
         self.subject.watch.tell(self.name, self._asked, self._planned)
         self._asked += 1
         self.subject.calls.clear()
         try:
-            told = ask()
+            told = ENGINE_PROPERTIES[self.name](self.subject, case)
             self._told += [told] if told else []
+            self._right.append(case)
         except (TimeUp, KeyboardInterrupt):
             self._asked -= 1
             raise

@@ -1,9 +1,16 @@
 """A report as a page for people and as JUnit: verdicts, failing batches, how to ask for them again."""
 
-from refimpl.conformance.report import REFERENCES, conclusion, hint, tell_calls, tell_not_looked_at, tell_place
+from refimpl.conformance.report import (
+    answered,
+    conclusion,
+    hint,
+    tell_calls,
+    tell_how_made,
+    tell_not_looked_at,
+    tell_place,
+)
 from refimpl.conformance.verdicts import Report, Verdict
 from refimpl.core.provenance import command_line
-from refimpl.core.shown import counted
 from refimpl.viz.batch import DrawnBatch, compared_batch
 from refimpl.viz.page import Check, Page, Status
 
@@ -14,23 +21,20 @@ MOST_REPEATED = 2000  # characters of a request that a page shows; a report of -
 def page_of(report: Report) -> Page:
     """The page of a report."""
     status: Status = "pass" if report.passed else "fail" if report.exit_code == 1 else "skipped"
-    reference = REFERENCES.get(report.reference, report.reference)
-    made = f"{counted(report.calls, 'call')}; seed {report.seed}; reference: {reference}"
     checks = tuple(_check(verdict, report.reference) for verdict in report.verdicts)
-    notes = (made, tell_not_looked_at(report))
+    notes = (tell_how_made(report), tell_not_looked_at(report))
     return Page(
         "conformance", report.engine, conclusion(report), status, ("answered",), checks, notes, (command_line(),)
     )
 
 
 def _check(verdict: Verdict, reference: str) -> Check:
-    answered = f"{verdict.answered}/{verdict.asked}" if verdict.asked else ""
     told = [verdict.reason] * bool(verdict.reason)
     if verdict.status == "fail":
         told += [*tell_place(verdict), *tell_calls(verdict), *hint(verdict, reference)]
     requests = tuple(request[:MOST_REPEATED] for request in verdict.as_dict()["requests"])
     status = STATUSES.get(verdict.status, "skipped")
-    return Check(verdict.property, status, verdict.status, (answered,), tuple(told), _drawn(verdict), requests)
+    return Check(verdict.property, status, verdict.status, (answered(verdict),), tuple(told), _drawn(verdict), requests)
 
 
 def _drawn(verdict: Verdict) -> DrawnBatch | None:

@@ -9,6 +9,7 @@ from refimpl.conformance import cases
 from refimpl.conformance.cases import LATE, EngineCase
 from refimpl.conformance.limits import Limits
 from refimpl.conformance.protocol import Description, NotSupported
+from refimpl.conformance.raggedness import ragged_cases, raggedness
 from refimpl.conformance.reported import REPORTED, needs
 from refimpl.conformance.sampled import OF_SAMPLES, acceptance_follows_the_law
 from refimpl.conformance.subject import CaseFailure, Subject, all_equal, require_equal
@@ -151,8 +152,10 @@ ENGINE_PROPERTIES: dict[str, Property] = {
         next_turn_equals_reference,
         *REPORTED,
         acceptance_follows_the_law,
+        raggedness,
     )
 }
+ALL_PROPERTIES = tuple(ENGINE_PROPERTIES)
 OF_BATCHES = {  # say nothing of an engine that answers for one prompt at a time
     "equals_reference", "rows_are_independent", "order_does_not_matter", "batch_size_does_not_matter",
     "serving_equals_reference",
@@ -186,6 +189,7 @@ FIXED: dict[str, FixedCases] = {  # in place of cases that are searched
     "texts_are_decoded": cases.told_cases,
     "streams_are_whole": cases.told_cases,
     "cancelled_rows_leave_no_trace": cases.told_cases,
+    "raggedness": ragged_cases,
 }
 
 

@@ -33,7 +33,6 @@ ABILITIES = {
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
 MAX_VOCAB_SIZE = 2**31
 VOCAB_SIZES, BLOCK_SIZES = Range(2, MAX_VOCAB_SIZE, integer=True), Range(1, 4096, integer=True)
-TIMEOUT_S = Range(0.01, 1e8)  # loading may take ten times as long, and locks wait 9.2e9 s at most
 MOST_TOLD = 400  # characters of a message
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -133,7 +132,7 @@ class Answer:
 
     Attributes:
         tokens: generated ids of each prompt.
-        logprobs: of each of them, by the model's own distribution, whatever the temperature.
+        logprobs: of each of them, by the model's own distribution, before temperature and penalties.
         texts: of each prompt's tokens.
     """
 
@@ -194,22 +193,11 @@ class EngineGone(EngineFailure):
     """To ask again is of no use: the engine does not answer in time, or does not start again."""
 
 
-def check_engine_is_one(engine: Any, name: str) -> Description:
-    """Return what a Python object states.
+def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any = BLOCK_SIZE) -> Description:
+    """Return what an engine states.
 
     Raises:
-        InputError: it is no engine; the message begins with its name.
-    """
-    is_one = callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")
-    require(is_one, f"{name!r}: {shown(engine)} is no callable with vocab_size and supports")
-    return check_description(name, engine.vocab_size, engine.supports, getattr(engine, "block_size", BLOCK_SIZE))
-
-
-def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any) -> Description:
-    """Return what an engine of either kind states.
-
-    Raises:
-        InputError: they are something else; the message begins with the engine's name.
+        InputError: it cannot be; the message begins with the engine's name.
     """
     size = VOCAB_SIZES.check(vocab_size, f"{name!r}: vocab_size")
     require(is_list(supports, Collection), f"{name!r}: supports must be a list of abilities, not {shown(supports)}")

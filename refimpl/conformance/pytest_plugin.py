@@ -20,7 +20,6 @@ from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdicts import DECIDING, NOTHING_SUPPORTED, Verdict
 from refimpl.core.errors import InputError
-from refimpl.core.values import require_int
 
 SUBJECT = pytest.StashKey[Subject]()
 VERDICTS = pytest.StashKey[list[Verdict]]()
@@ -62,7 +61,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         return
     try:
         names = known_properties(search.properties)
-        require_int("max_examples", search.max_examples, 1)
         stack = ExitStack()
         engine, reference = stack.enter_context(opened(tested))
         config.add_cleanup(stack.close)

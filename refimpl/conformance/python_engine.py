@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from refimpl.conformance.places import place_of, place_on
-from refimpl.conformance.protocol import TIMEOUT_S, EngineGone, EngineSettings, check_engine_is_one, one_line
+from refimpl.conformance.protocol import BLOCK_SIZE, EngineGone, EngineSettings, one_line
 from refimpl.core.errors import InputError
 
 
@@ -57,18 +57,15 @@ class PythonEngine:
 
     Args:
         engine: see `refimpl.conformance.protocol`.
-        name: how messages call it.
         timeout_s: seconds that an answer may take.
         worker: where it was made, if not here.
 
-    Raises:
-        InputError: it is no engine.
     """
 
-    def __init__(self, engine: Any, name: str = "engine", timeout_s: float = 60.0, worker: Worker | None = None):
-        self.vocab_size, self.supports, self.block_size = check_engine_is_one(engine, name)
-        self.engine, self.timeout_s = engine, TIMEOUT_S.check(timeout_s, "timeout_s")
-        self._worker = worker or Worker()
+    def __init__(self, engine: Any, timeout_s: float = 60.0, worker: Worker | None = None):
+        self.vocab_size, self.supports = engine.vocab_size, engine.supports
+        self.block_size = getattr(engine, "block_size", BLOCK_SIZE)
+        self.engine, self.timeout_s, self._worker = engine, timeout_s, worker or Worker()
         for part in ("reference", "law", "decode"):
             if (own := getattr(engine, part, None)) is not None:
                 setattr(self, part, self._timed(own))
@@ -99,7 +96,7 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     try:
         factory = worker.do(lambda: getattr(importlib.import_module(module_name), factory_name))
         engine = worker.do(lambda: factory(argument) if argument else factory())
-        return PythonEngine(engine, name, timeout_s, worker)
+        return PythonEngine(engine, timeout_s, worker)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:

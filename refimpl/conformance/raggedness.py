@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from refimpl.conformance.protocol import EngineSettings, NotSupported, Prompts
-from refimpl.conformance.subject import CaseFailure, Subject, difference
+from refimpl.conformance.cases import EngineCase
+from refimpl.conformance.limits import Limits
+from refimpl.conformance.protocol import Description, EngineSettings, NotSupported, Prompts
+from refimpl.conformance.subject import Subject, difference
 
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
 ROWS, BATCHES_PER_SPREAD = 4, 5
@@ -48,27 +50,30 @@ class Raggedness:
         return "grows with raggedness" if self.p_value < CHANCE else "does not grow with raggedness"
 
 
-def measure_raggedness(subject: Subject) -> tuple[Raggedness, CaseFailure | None]:
-    """Count wrong rows; return the first of them, too.
-
-    Raises:
-        CaseFailure: a row is wrong, and the engine refuses a later batch.
-        NotSupported, EngineFailure: the engine refuses a batch, or fails.
-    """
+def raggedness(subject: Subject, case: EngineCase) -> None:
+    """No row is wrong at any spread of prompt lengths (one fixed test); the profile is the subject's."""
     wrong, first = [list[int]() for _ in SPREADS], None
-    for i, number in product(range(len(SPREADS)), range(BATCHES_PER_SPREAD)):
-        prompts = _prompts(subject.stated.vocab_size, SPREADS[i], number)
+    for number, start in enumerate(range(0, len(case.prompts), ROWS)):
+        prompts, at = case.prompts[start : start + ROWS], number // BATCHES_PER_SPREAD
         subject.calls.clear()
         try:
-            found, wanted = subject.run(prompts, SETTINGS), subject.reference(prompts, SETTINGS)
+            found, wanted = subject.run(prompts, case.settings), subject.reference(prompts, case.settings)
         except NotSupported as refusal:
             raise first or refusal from None
-        wrong[i].append(sum(f != w for f, w in zip(found, wanted, strict=True)))
-        if wrong[i][-1] and not first:
-            first = difference(found, wanted, f"prompts that differ by {SPREADS[i]} tokens in length")
+        wrong[at].append(sum(f != w for f, w in zip(found, wanted, strict=True)))
+        if wrong[at][-1] and not first:
+            first = difference(found, wanted, f"prompts that differ by {SPREADS[at]} tokens in length")
             first.calls = tuple(subject.calls)
     num_rows = (ROWS * BATCHES_PER_SPREAD,) * len(SPREADS)
-    return Raggedness(SPREADS, tuple(map(sum, wrong)), num_rows, tuple(map(tuple, wrong))), first
+    subject.profile = Raggedness(SPREADS, tuple(map(sum, wrong)), num_rows, tuple(map(tuple, wrong)))
+    if first:
+        raise first
+
+
+def ragged_cases(_: Limits, engine: Description) -> tuple[EngineCase, ...]:
+    """Batches of four prompts, five at each spread of lengths, one after the other."""
+    batches = (_prompts(engine.vocab_size, *which) for which in product(SPREADS, range(BATCHES_PER_SPREAD)))
+    return (EngineCase(tuple(chain(*batches)), SETTINGS),)
 
 
 def _prompts(vocab_size: int, spread: int, number: int) -> Prompts:

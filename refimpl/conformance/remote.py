@@ -5,7 +5,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from refimpl.conformance.protocol import TIMEOUT_S, EngineFailure, NotSupported
+from refimpl.conformance.protocol import EngineFailure, NotSupported
 from refimpl.core.errors import InputError
 
 T = TypeVar("T")
@@ -16,13 +16,10 @@ class Remote:
 
     Args:
         timeout_s: seconds that an answer may take.
-
-    Raises:
-        InputError: the time cannot be counted.
     """
 
     def __init__(self, timeout_s: float):
-        self.timeout_s = TIMEOUT_S.check(timeout_s, "timeout_s")
+        self.timeout_s = timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

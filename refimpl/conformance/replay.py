@@ -9,8 +9,8 @@ from refimpl.core.reading import parse_mapping, read_mapping
 from refimpl.core.values import plain
 
 
-def read_failures(path: Path) -> dict[str, EngineCase | None]:
-    """Properties that failed, with their smallest cases; None for raggedness, which has none.
+def read_failures(path: Path) -> dict[str, EngineCase]:
+    """Properties that failed, with their smallest cases.
 
     Raises:
         InputError: the file is no report of the kit, or nothing failed in it.
@@ -25,9 +25,7 @@ def read_failures(path: Path) -> dict[str, EngineCase | None]:
     return found
 
 
-def _case(saved: str | None, where: str) -> EngineCase | None:
-    if saved is None:
-        return None
+def _case(saved: str, where: str) -> EngineCase:
     case = parse_mapping(saved, where)
     settings = EngineSettings(**{name: plain(value) for name, value in case.pop("settings").items()})
     return EngineCase(settings=settings, **{name: plain(value) for name, value in case.items()})

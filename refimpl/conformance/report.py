@@ -1,32 +1,21 @@
 """Show a report: a table for readers, JSON for programs."""
 
-import json
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from refimpl.conformance.properties import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
 from refimpl.conformance.subject import ITSELF
-from refimpl.conformance.verdicts import ALL_PROPERTIES, DECIDING, NOT_FINISHED, NOTHING_SUPPORTED, Report, Verdict
-from refimpl.core.files import write_whole
+from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, NOTHING_SUPPORTED, Report, Verdict
 from refimpl.core.shown import counted
 
 REFERENCES = {"own": "the engine's own reference()"}  # in words, where the kind is not enough
 _COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim", "not finished": "yellow"}
-
-
-def write_json(report: Report, path: Path) -> None:
-    """Write the report as JSON.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_whole(path, json.dumps(report.as_dict(), indent=1).splitlines())
 
 
 def show(report: Report, console: Console | None = None) -> None:
@@ -39,8 +28,7 @@ def show(report: Report, console: Console | None = None) -> None:
         table.add_column(column, justify="right" if column == "answered" else "left", no_wrap=column == "property")
     for verdict in report.verdicts:
         status = f"[{_COLOURS[verdict.status]}]{verdict.status}[/]"
-        answered = f"{verdict.answered}/{verdict.asked}" if verdict.asked else ""
-        table.add_row(verdict.property, status, answered, _where(verdict))
+        table.add_row(verdict.property, status, answered(verdict), _where(verdict))
     console.print(table)
     not_run = next((verdict for verdict in report.verdicts if verdict.status == "not run"), None)  # one reason for all
     for verdict in report.verdicts:
@@ -50,12 +38,20 @@ def show(report: Report, console: Console | None = None) -> None:
                 tell(f"  {line}")
     if report.raggedness.rows:
         tell(_raggedness(report))
-    tell(
-        f"{counted(report.calls, 'call')}; seed {report.seed}; "
-        f"reference: {REFERENCES.get(report.reference, report.reference)}"
-    )
+    tell(tell_how_made(report))
     tell(tell_not_looked_at(report))
     tell(conclusion(report))
+
+
+def answered(verdict: Verdict) -> str:
+    """Cases that were answered, of those that were asked for."""
+    return f"{verdict.answered}/{verdict.asked}" if verdict.asked else ""
+
+
+def tell_how_made(report: Report) -> str:
+    """Calls, seed and reference of a run, in a line."""
+    reference = REFERENCES.get(report.reference, report.reference)
+    return f"{counted(report.calls, 'call')}; seed {report.seed}; reference: {reference}"
 
 
 def tell_not_looked_at(report: Report) -> str:

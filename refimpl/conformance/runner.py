@@ -1,5 +1,6 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -13,12 +14,12 @@ from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine, known_properties
 from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.replay import read_failures
-from refimpl.conformance.report import show, write_json
+from refimpl.conformance.report import show
 from refimpl.conformance.verdicts import Report
 from refimpl.conformance.watch import Watch
 from refimpl.core.console import ended_by_signals
 from refimpl.core.errors import InputError, require
-from refimpl.core.files import check_writable
+from refimpl.core.files import check_writable, write_whole
 from refimpl.core.progress import progress_bars
 
 
@@ -72,7 +73,7 @@ def run_conformance(
 
 def _write(report: Report, output: Path | None, html: Path | None, junit: Path | None) -> None:
     if output:
-        write_json(report, output)
+        write_whole(output, json.dumps(report.as_dict(), indent=1).splitlines())
     if not (html or junit):
         return
     from refimpl.conformance.page import page_of

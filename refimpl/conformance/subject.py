@@ -7,6 +7,7 @@ from typing import Any
 from refimpl.conformance.limits import Limits
 from refimpl.conformance.places import place_of
 from refimpl.conformance.protocol import (
+    BLOCK_SIZE,
     Answer,
     Call,
     EngineFailure,
@@ -16,12 +17,11 @@ from refimpl.conformance.protocol import (
     Prompts,
     RowSettings,
     check_answer,
-    check_engine_is_one,
+    check_description,
     is_own,
     one_line,
 )
 from refimpl.conformance.watch import Watch
-from refimpl.core.errors import require, shown
 from refimpl.core.shown import counted
 from refimpl.core.tokens import first_difference
 
@@ -93,9 +93,10 @@ class Subject:
         num_batches: answered calls with several rows at a batch size above 1.
         law: log-probabilities of all tokens after some, None where the reference does not tell.
         law_refusal: why the reference has refused to sample, empty if it has not.
+        profile: of wrong rows by the spread of prompt lengths, once it has been measured.
 
     Raises:
-        InputError: the engine or the reference is none.
+        InputError: the engine says of itself what cannot be.
     """
 
     def __init__(
@@ -106,13 +107,13 @@ class Subject:
         watch: Watch | None = None,
         name: str = "engine",
     ):
-        self.stated = check_engine_is_one(engine, name)
-        is_one = reference is None or callable(reference)
-        require(is_one, f"reference must be an engine, or a function that is called as one, not {shown(reference)}")
+        block_size = getattr(engine, "block_size", BLOCK_SIZE)
+        self.stated = check_description(name, engine.vocab_size, engine.supports, block_size)
         self.engine, self.limits, self.watch = engine, limits or Limits(), watch or Watch()
         self.calls: list[Call] = []
         self.num_calls = self.num_batches = 0
         self.gone = self.law_refusal = ""
+        self.profile: Any = None
         self._own = getattr(engine, "reference", None)
         self._trusted = self._own if reference is None else reference
         self.law = getattr(engine if reference is None else reference, "law", None)

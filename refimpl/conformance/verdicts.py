@@ -6,15 +6,13 @@ from typing import Any, Literal
 
 from refimpl.conformance.cases import EngineCase
 from refimpl.conformance.limits import Limits
-from refimpl.conformance.properties import ENGINE_PROPERTIES
+from refimpl.conformance.properties import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call
 from refimpl.conformance.raggedness import Raggedness
 from refimpl.conformance.reach import BEYOND, OUTSIDE, Reach
 from refimpl.conformance.subject import ITSELF, Rows
 from refimpl.conformance.wire import request_of
 
-RAGGEDNESS = "raggedness"
-ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
 DECIDING = "equals_reference"  # without it nothing shows that the output is the right one
 NOT_FINISHED = 3  # exit code
 NOTHING_SUPPORTED = "nothing that was asked is supported"
@@ -29,7 +27,7 @@ class Verdict:
         status: a failure comes with the smallest case that was found; one answered case is enough for a pass.
         reason: one line; on a pass how much the property could see, where that can be told.
         calls: what the engine was asked in the smallest failing case, in order; the last one where it failed to answer.
-        case: that one, to be replayed; None for raggedness, which has none.
+        case: that one, to be replayed.
         row, token: where the outputs part first.
         found, expected: tokens of all rows that were compared in it.
         no_answer: the failure is an error, or something that is no answer; otherwise the tokens are wrong.

@@ -90,15 +90,14 @@ BAD_ENGINES = [
     (Toy(supports="sampling"), "supports must be a list of abilities, not 'sampling'"),
     (Toy(supports=[["sampling"], "x"]), "unknown ability [['sampling']] in supports: choose sampling, keyed_sampling"),
     (Toy(block_size=0), "block_size must be an integer in [1, 4096], not 0"),
-    (len, "no callable with vocab_size and supports"),
 ]
 
 
 @pytest.mark.parametrize(("engine", "told"), BAD_ENGINES)
-@pytest.mark.parametrize("take", [PythonEngine, check_engine])
+@pytest.mark.parametrize("take", [PythonEngine, lambda engine: engine])
 def test_what_is_no_engine_is_an_input_error(engine: Any, told: str, take: Any) -> None:
     with pytest.raises(InputError, match=re.escape(told)):
-        take(engine)
+        check_engine(take(engine))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +110,7 @@ def test_what_is_no_engine_is_an_input_error(engine: Any, told: str, take: Any) 
         ("refimpl.nowhere:make", "fails to make an engine: ModuleNotFoundError"),
         ("refimpl.faults.engine:faulty:x", "unknown fault"),
         ("toy_engines:exiting:made", "SystemExit: 0"),
+        ("builtins:len:abc", "fails to make an engine: AttributeError: 'int' object has no attribute 'vocab_size'"),
         ("toy_engines:NotLoaded", "'toy_engines:NotLoaded' fails to make an engine: RuntimeError: no GPU"),
         ("broken_syntax:make", "SyntaxError"),
         ("broken_panic:make", "panic"),
@@ -140,9 +140,6 @@ def test_modules_are_looked_for_in_the_current_folder(tmp_path: Path, monkeypatc
     [
         ({"properties": "magic"}, r"unknown property \['magic'\]: choose equals_reference, "),
         ({"properties": []}, r"properties must be names, in a list or with commas between them, not \[\]"),
-        ({"max_examples": 0}, "max_examples must be an integer ≥ 1, not 0"),
-        ({"seed": 1.5}, "seed must be an integer, not 1.5"),
-        ({"reference": 3}, "reference must be an engine, or a function that is called as one, not 3"),
     ],
 )
 def test_check_engine_refuses_wrong_arguments(wrong: dict[str, Any], told: str) -> None:
@@ -151,8 +148,6 @@ def test_check_engine_refuses_wrong_arguments(wrong: dict[str, Any], told: str) 
 
 
 def test_other_wrong_arguments_are_named_too() -> None:
-    with pytest.raises(InputError, match=r"timeout_s must be a number in \[0.01, 100000000.0\], not '5'"):
-        PythonEngine(Toy(), timeout_s="5")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"prompt_tokens must be an integer in \[1, 131072\], not None"):
         Limits(prompt_tokens=None)  # type: ignore[arg-type]
 
@@ -176,7 +171,7 @@ def test_an_engine_that_hangs_is_bounded_and_ends_the_run() -> None:
                 continue
         return outputs
 
-    engine = PythonEngine(Toy(hang), "hanging", timeout_s=2)
+    engine = PythonEngine(Toy(hang), timeout_s=2)
     first, second = check_engine(engine, properties=["budget_is_exact", "runs_repeat"]).verdicts
     assert (first.status, second.status) == ("fail", "not run")
     assert "no answer within 2 s (timeout_s)" in first.reason
