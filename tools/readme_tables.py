@@ -569,7 +569,7 @@ def of_paper(table: Callable[[Row], str]) -> Callable[[], str]:
 
 # --- other engines under the kit -------------------------------------------------------------------------------------
 
-SHOWN = 10  # tokens of a prompt
+SHOWN, SHORT = 4, 8  # prompts of a case, tokens of a prompt
 OTHER_ENGINES = ("transformers", "openvino", "llamacpp", "vllm")
 
 
@@ -616,14 +616,14 @@ def smallest_case(verdict: Row) -> str:
     """The last request of a failure, shortened."""
     request = json.loads(verdict["requests"][-1])
     prompts = [f"{len(list(same))} × {shortened(prompt)}" for prompt, same in groupby(request["prompts"])]
-    prompts = [text.removeprefix("1 × ") for text in prompts[:4]] + ["…"] * (len(prompts) > 4)
+    prompts = [text.removeprefix("1 × ") for text in prompts[:SHOWN]] + ["…"] * (len(prompts) > SHOWN)
     names = {"batch_size": "batch", "num_speculative_tokens": "k", "max_new_tokens": "new tokens"}
     return f"{', '.join(prompts)}; " + ", ".join(f"{name} {request[key]}" for key, name in names.items())
 
 
 def shortened(prompt: list[int]) -> str:
-    """A prompt; of a long one its first tokens, and how many there are."""
-    return str(prompt) if len(prompt) <= SHOWN else f"{prompt[:SHOWN]}… ({len(prompt)} tokens)"
+    """A prompt; of a long one the number of its tokens."""
+    return str(prompt) if len(prompt) <= SHORT else f"{len(prompt)} tokens"
 
 
 DATA_TABLES: dict[str, Callable[[], str]] = {
