@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from refimpl.core.errors import InputError
 from simulator.cli import main
 from simulator.page import Page
 from simulator.settings.scenario import Scenario
@@ -16,11 +15,6 @@ from simulator.studies.whatif_grid import answer_grid, read_axes
 
 AXES = {"batch_size": (1, 2, 4), "acceptance": (0.5, 0.8)}
 METHODS = ("eqspec", "inplace")
-MACHINES = {
-    "batch_size": (4,),
-    "device": ("h100", "l40s"),
-    "models": ("qwen3-8b+qwen3-0.6b", "vicuna-7b+vicuna-68m"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +27,6 @@ def page(grid, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "panel.html"
     Page(grid).write(path)
     return path
-
-
-@pytest.fixture(scope="module")
-def machines():
-    return answer_grid(Scenario(study={"num_requests": 8}), METHODS, 2, MACHINES)
 
 
 def test_answers_are_those_of_the_questions_last_axis_fastest(grid):
@@ -67,11 +56,6 @@ def test_a_page_without_any_answer_is_refused(arguments, message, tmp_path, caps
     assert main(["panel", *arguments, "--out", str(tmp_path / "panel.html")]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_methods_to_compare_are_two():
-    with pytest.raises(InputError, match="methods must be at least two"):
-        answer_grid(Scenario(), ("inplace",), 2, AXES)
 
 
 def test_what_no_request_says_is_left_empty(tmp_path):
@@ -129,9 +113,12 @@ def test_what_is_not_known_is_a_dash_in_a_browser(chrome, tmp_path):
     assert ["inplace", *["–"] * len(METRICS)] in rows
 
 
-def test_another_device_and_other_models_change_the_numbers_in_a_browser(chrome, machines, tmp_path):
+def test_another_device_and_other_models_change_the_numbers_in_a_browser(chrome, tmp_path):
     from selenium.webdriver.support.ui import Select
 
+    models = ("qwen3-8b+qwen3-0.6b", "vicuna-7b+vicuna-68m")
+    axes = {"batch_size": (4,), "device": ("h100", "l40s"), "models": models}
+    machines = answer_grid(Scenario(study={"num_requests": 8}), METHODS, 2, axes)
     Page(machines).write(tmp_path / "machines.html")
     chrome.get((tmp_path / "machines.html").as_uri())
     check_shown(chrome, machines.answers[0])
@@ -157,10 +144,8 @@ def test_axes_are_replaced_and_added_by_name():
         (["device=h100,h00"], "cost: no device 'h00': give a YAML file, or one of: "),
         (["models=qwen3-8b+qwen3-0.6b,qwen3-8b+none"], "cost: no architecture 'none': give a YAML file, or one of: "),
         (["deviation=0.1,0.1"], "deviation has a value twice"),
-        (["batch_size=1.5"], "batch_size must be an integer"),
         (["window_size=" + ",".join(map(str, range(1, 12)))], "2200 questions are more than 2000: give fewer values"),
         (["device=h100"], "choose both a device and models"),
-        (["device=h100", "models=qwen3-8b"], "models must be TARGET+DRAFT, not 'qwen3-8b'"),
     ],
 )
 def test_axes_that_cannot_be_are_one_line(axes, message, tmp_path, capsys):
@@ -169,8 +154,3 @@ def test_axes_that_cannot_be_are_one_line(axes, message, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert message in printed.splitlines()[-1]
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_refuses_a_folder_that_is_not_there(capsys):
-    assert main(["panel", "--out", "nowhere/panel.html"]) == 2
-    assert "cannot write nowhere/panel.html" in capsys.readouterr().err

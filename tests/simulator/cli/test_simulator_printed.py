@@ -60,12 +60,7 @@ def test_tables_of_a_comparison_fit_a_terminal_of_80_columns():
     ("words", "said"),
     [
         (["run", "-n", "1", "--out", ""], "--out: must name a folder, and is empty"),
-        (["sweep", "example", "--out", ""], "--out: must name a folder, and is empty"),
-        (["run", ""], "scenario: must name a file, and is empty"),
-        (["compare", "example", ""], "second: must name a file, and is empty"),
-        (["sweep", "", "--out", "o"], "spec: must name a file, and is empty"),
         (["validate", ""], "traces: must name a file, and is empty"),
-        (["fit", ""], "engine_trace: must name a file, and is empty"),
         (["run", "-s", "=4"], "--set =4: must be PATH=VALUE"),
         (["run", "-n", "1e9"], "error: --replications"),
     ],
@@ -86,18 +81,6 @@ def test_results_go_into_the_folder_that_one_is_in_where_a_dot_says_so(monkeypat
     assert (tmp_path / "metrics.csv").is_file()
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, "1 replication,"), (2, "2 replications,")])
-def test_one_replication_is_no_plural(capsys, count, told):
-    assert main(["run", "-n", str(count)]) == 0
-    assert capsys.readouterr().out.startswith(f"scenario: {told} costs: ")
-
-
-def test_help_says_what_a_precision_does_with_the_number_of_replications(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["run", "--help"]) == 0
-    assert "Begin with -n replications, at least 10" in " ".join(re.sub("│", " ", capsys.readouterr().out).split())
-
-
 def test_a_sweep_that_is_refused_in_the_middle_says_no_more_than_why(tmp_path):
     grid = "grid: {engine.num_blocks: [3], seed: [0, 1, 2, 3, 4, 5, 6, 7]}"
     (tmp_path / "s.yaml").write_text(f"base: {{engine: {{method: paged, num_blocks: 99}}}}\nreplications: 9\n{grid}\n")
@@ -115,9 +98,10 @@ def test_the_points_of_a_grid_are_printed_under_their_settings(capsys, tmp_path)
     assert main([*arguments, "--json"]) == 0
     printed = capsys.readouterr()
     assert "service.replicas engine.batch_size" in printed.err
-    means = json.loads(printed.out)["means"]
+    data = json.loads(printed.out)
+    assert (data["scenarios"], data["replications"]) == (4, 8)
     frame = pd.read_parquet(tmp_path / "out" / "results.parquet")
     expected = frame.groupby(["service.replicas", "engine.batch_size"])["makespan_s"].mean()
-    found = {(line["service.replicas"], line["engine.batch_size"]): line["makespan_s"] for line in means}
+    found = {(line["service.replicas"], line["engine.batch_size"]): line["makespan_s"] for line in data["means"]}
     assert found == pytest.approx(expected.to_dict())
-    assert all(line["low"] < line["makespan_s"] < line["high"] for line in means)
+    assert all(line["low"] < line["makespan_s"] < line["high"] for line in data["means"])

@@ -142,11 +142,6 @@ def test_a_masked_round_is_as_wide_as_when_it_was_priced(tmp_path):
 # --- what commands tell ----------------------------------------------------------------------------------------------
 
 
-def told(capsys, *arguments):
-    assert main(["run", "-n", "2", *arguments]) == 0
-    return capsys.readouterr().out
-
-
 LINEAR = "cost={kind: linear, verify_base_s: 0.01, kv_bytes_per_token: 1.0}"
 CARD = "cost={{kind: roofline, device: {}, target: qwen3-8b, draft: qwen3-0.6b}}"
 MANY = ("engine.batch_size=96", "study.num_requests=96")

@@ -166,6 +166,8 @@ def test_sequential_stopping_goes_on_with_new_replications():
     assert [r.index for r in found.replications] == list(range(count))
     pd.testing.assert_frame_equal(found.metrics, simulate(OFFLINE, count, keep_frames=False).metrics)
     assert found.metrics["tokens_per_s"].is_unique
+    reached = found.summary().loc["tokens_per_s"]
+    assert (reached["high"] - reached["mean"]) / reached["mean"] <= 0.01
 
 
 @pytest.mark.parametrize("name", ["scenarios", "results.parquet"])

@@ -113,13 +113,6 @@ def test_same_seed_same_bytes_whatever_the_workers():
     assert simulate(made.but(seed=1), 1)["makespan_s"] != one.metrics["makespan_s"][0]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_progress_is_told_after_every_replication(workers):
-    told = []
-    simulate(scenario(), 3, workers=workers, progress=lambda done, planned: told.append((done, planned)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
-
-
 def test_common_random_numbers_pair_scenarios_request_by_request():
     a, b = (
         simulate(scenario({"engine.layout": name, "engine.scheduler": "fifo"}), 3) for name in ("realigned", "inplace")
@@ -162,23 +155,6 @@ def test_intervals_cover_as_they_say():
     rng = np.random.default_rng(1)
     inside = [low <= 3 <= high for _, low, high, _ in (mean_interval(rng.normal(3, 2, 8), 0.9) for _ in range(3000))]
     assert abs(np.mean(inside) - 0.9) < 5 * np.sqrt(0.09 / 3000)
-
-
-def test_sequential_stopping_reaches_its_precision_or_its_limit():
-    results = simulate(scenario(), 3, precision=0.01, keep_frames=False)
-    summary = results.summary().loc["tokens_per_s"]
-    assert len(results.replications) >= 10
-    assert (summary["high"] - summary["mean"]) / summary["mean"] <= 0.01
-    assert len(simulate(scenario(), 2, precision=1e-6, max_replications=5, keep_frames=False).replications) == 5
-    with pytest.raises(InputError, match="max_replications 2 is less than replications 3"):
-        simulate(scenario(), 3, precision=0.1, max_replications=2)
-
-
-def test_sequential_stopping_ends_where_no_replication_has_the_metric():
-    """Answers of one token have no seconds per further token."""
-    made = scenario({"study.num_requests": 2, "workload.output_tokens": {"kind": "fixed", "tokens": 1}})
-    results = simulate(made, precision=0.1, metric="per_token_mean_s", max_replications=50, keep_frames=False)
-    assert len(results.replications) == 20
 
 
 def test_sequential_stopping_does_not_depend_on_the_workers(monkeypatch):

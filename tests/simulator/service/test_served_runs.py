@@ -31,11 +31,9 @@ def test_gaps_are_exponential_and_prompts_come_in_turn():
 @pytest.mark.parametrize(
     ("rate", "count", "message"),
     [
-        (0, 1, "rate must be at least 0.0001 requests"),
         (float("nan"), 1, "rate must be at least 0.0001 requests"),
         (float("inf"), 1, "rate must be finite, not inf"),
         (1, 0, r"the number of requests must be an integer in \[1, 1000000\], not 0"),
-        (1, 10**12, r"must be an integer in \[1, 1000000\]"),
         (1e-300, 2, "rate must be at least 0.0001 requests per second, not 1e-300"),
     ],
 )
@@ -76,18 +74,9 @@ def test_waits_by_hand():
 
 def test_the_command_and_the_simulator_beside_it(monkeypatch, capsys, tmp_path):
     report = tmp_path / "report.json"
-    arguments = [
-        "--rate",
-        "50",
-        "--num-requests",
-        "4",
-        "--max-new-tokens",
-        "4",
-        "--methods",
-        "inplace,paged+continuous",
-    ]
-    outputs = ["--traces", str(tmp_path / "runs"), "--output", str(report), "--json"]
-    monkeypatch.setattr(sys, "argv", ["raggedspec", "bench-serving", *arguments, *outputs])
+    words = "bench-serving --rate 50 --num-requests 4 --max-new-tokens 4 --methods inplace,paged+continuous --json"
+    outputs = ["--traces", str(tmp_path / "runs"), "--output", str(report)]
+    monkeypatch.setattr(sys, "argv", ["raggedspec", *words.split(), *outputs])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0

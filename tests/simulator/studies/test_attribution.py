@@ -1,5 +1,7 @@
 """Attribution: shares add up, name the factors, and are nothing where a factor has no effect."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from refimpl.core.errors import InputError
 from simulator.runner import simulate
 from simulator.settings.scenario import Scenario
 from simulator.studies.attribution import FLAGS, attribute, differing_factors, flatten, unflatten
-from tests.simulator.scenarios import brief, engines, rarely_finishing, scenario
+from tests.simulator.scenarios import engines, rarely_finishing, scenario
 
 
 def test_shares_add_up_and_name_the_factors():
@@ -50,43 +52,33 @@ def test_a_scheduler_without_flags_is_a_factor_of_its_own(monkeypatch):
     assert found.b == pytest.approx(simulate(chunked, 2)["tokens_per_s"])
 
 
-def test_studies_of_two_kinds_are_one_factor():
-    found = attribute(scenario(), brief(num_requests=20).but({"engine.scheduler": "static"}), 2)
-    assert set(found.table.index) == {"study", "total"}
+STUDIES = {
+    "all at once": {"num_requests": 20},
+    "requests": {"kind": "open", "num_requests": 4, "arrivals": {"kind": "poisson", "rate_per_s": 2.0}},
+    "seconds": {"kind": "open", "duration_s": 3.0, "arrivals": {"kind": "fixed", "interval_s": 0.5}},
+    "a log": {"kind": "open", "arrivals": {"kind": "trace", "path": "t.csv"}},
+}
 
 
-def test_studies_that_last_for_requests_and_for_seconds_are_one_factor():
-    arrivals = {"kind": "fixed", "interval_s": 0.5}
-    served, timed = (
-        scenario().but(study={"kind": "open", **end}) for end in ({"num_requests": 4}, {"duration_s": 3.0})
-    )
-    found = attribute(served, timed.but({"study.arrivals": arrivals}), 2)
-    assert set(found.table.index) == {"study", "total"}
-
-
-@pytest.mark.parametrize("end", [{"duration_s": 3.0}, {"num_requests": 2}])
-def test_a_study_that_lasts_as_long_as_its_log_is_one_factor_beside_another(tmp_path, end):
+@pytest.mark.parametrize("pair", [*combinations(STUDIES, 2)], ids=" and ".join)
+def test_studies_that_end_otherwise_are_one_factor(tmp_path, monkeypatch, pair):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,5,9\n1,5,9\n2,5,9\n")
-    logged = scenario().but(study={"kind": "open", "arrivals": {"kind": "trace", "path": str(tmp_path / "t.csv")}})
-    other = scenario().but(study={"kind": "open", "arrivals": {"kind": "fixed", "interval_s": 0.5}, **end})
-    assert set(attribute(logged, other, 2).table.index) == {"study", "total"}
+    a, b = (scenario().but(study=STUDIES[name]) for name in pair)
+    assert set(attribute(a, b, 2).table.index) == {"study", "total"}
 
 
 def test_shares_are_of_the_replications_in_which_every_mixture_has_the_metric():
+    """Where that is one alone, nothing is decided."""
     a, b = rarely_finishing(1.0), rarely_finishing(1.6).but({"workload.output_tokens.mean_tokens": 8.0})
     found = attribute(a, b, 12, metric="latency_mean_s")
     assert 1 < len(found.per_replication) < 12
     assert found.per_replication.sum(axis=1).mean() == pytest.approx(found.b - found.a)
     assert found.table["relative"].drop("total").sum() == pytest.approx(1)
+    alone = attribute(a, b, 4, metric="latency_mean_s")
+    assert (len(alone.per_replication), set(alone.table["verdict"])) == (1, {"undecided"})
     with pytest.raises(InputError, match="no replication has latency_mean_s in every mixture"):
         attribute(a, b.but({"cost.verify_base_s": 20.0}), 2, metric="latency_mean_s")
-
-
-def test_a_single_common_replication_decides_nothing():
-    a, b = rarely_finishing(1.0), rarely_finishing(1.6).but({"workload.output_tokens.mean_tokens": 8.0})
-    found = attribute(a, b, 4, metric="latency_mean_s")
-    assert len(found.per_replication) == 1
-    assert set(found.table["verdict"]) == {"undecided"}
 
 
 def test_attribution_refuses_nonsense():

@@ -73,8 +73,12 @@ def test_tables_are_predicted_from_the_rest():
     assert curve_cv(load_device("h200")) > curve_cv(load_device("h100"))  # it has no table of its own
 
 
-def test_published_numbers_are_within_15_percent_and_outliers_are_explained():
-    checks = check_roofline()
+@pytest.fixture(scope="module")
+def checks():
+    return check_roofline()
+
+
+def test_published_numbers_are_within_15_percent_and_outliers_are_explained(checks):
     summary = summarize_checks(checks)
     print(summary)
     assert len(checks) > 60
@@ -88,14 +92,13 @@ def test_published_numbers_are_within_15_percent_and_outliers_are_explained():
     assert f"median is {summary.loc['all', 'median']:.1%}, the worst {worst:.0%}".replace("%", " %") in page
 
 
-def test_committed_errors_are_fresh(tmp_path):
-    write_checks(check_roofline(), tmp_path / "errors.csv")
+def test_committed_errors_are_fresh(checks, tmp_path):
+    write_checks(checks, tmp_path / "errors.csv")
     assert (tmp_path / "errors.csv").read_text() == ERRORS.read_text()
 
 
-def test_published_attention_on_unequal_rows_is_that_of_each_row_s_own_tokens():
+def test_published_attention_on_unequal_rows_is_that_of_each_row_s_own_tokens(checks):
     """Of random lengths; were each row read as the longest is, the passes would take about twice as long."""
-    checks = check_roofline()
     unequal = checks[checks["what"] == "attention"]
     widest_s = [attention_s(row, float(row["longest_tokens"])) for row in unequal.to_dict(orient="records")]
     assert len(unequal) == 5
@@ -144,7 +147,7 @@ def test_launches_are_those_that_were_counted():
     assert more == pytest.approx(launches)
 
 
-def test_stages_of_a_round_are_computed_as_they_were_measured_on_an_h200(monkeypatch):
+def test_stages_of_a_round_are_computed_as_they_were_measured_on_an_h200(checks, monkeypatch):
     """As the page says; where eight kernels a layer are half of it. The committed errors are those of this model."""
     monkeypatch.syspath_prepend(str(RESULTS.parents[1] / "tools"))
     monkeypatch.chdir(RESULTS.parents[1])
@@ -156,9 +159,8 @@ def test_stages_of_a_round_are_computed_as_they_were_measured_on_an_h200(monkeyp
     assert worst in (RESULTS.parent / "results.md").read_text()
     assert [line["computed_s"] for line in committed["stages"]] == pytest.approx([s["computed_s"] for s in stages])
     assert all(line["by_launches"]["median"] < line["eight"]["median"] for line in committed["rows"])
-    assert committed["rows"][-1]["by_launches"]["median"] == pytest.approx(
-        check_roofline()["relative_error"].abs().median()
-    )
+    error = checks["relative_error"].abs().median()
+    assert committed["rows"][-1]["by_launches"]["median"] == pytest.approx(error)
 
 
 def test_a_draft_that_never_runs_costs_its_weights_alone():

@@ -112,18 +112,9 @@ def test_the_fewest_are_found_from_any_guess(needed, guess, most):
 
 def test_the_command_prints_the_fleets_and_why(capsys, tmp_path):
     SERVICE.save(tmp_path / "a.yaml")
-    options = ["-a", "method=paged+fifo", "-a", "batch_size=16", "-a", "num_speculative_tokens=0,3", "-n", "2"]
-    options += [
-        "-s",
-        "cost.target=qwen3-14b",
-        "--attainment",
-        "0.8",
-        "--device",
-        "h100=2.5",
-        "--device",
-        "rtx-4090=0.4",
-    ]
-    assert main(["plan", str(tmp_path / "a.yaml"), *options, "--json"]) == 0
+    options = "-a method=paged+fifo -a batch_size=16 -a num_speculative_tokens=0,3 -n 2 -s cost.target=qwen3-14b"
+    options += " --attainment 0.8 --device h100=2.5 --device rtx-4090=0.4 --json"
+    assert main(["plan", str(tmp_path / "a.yaml"), *options.split()]) == 0
     printed = capsys.readouterr()
     data = json.loads(printed.out)
     assert data["fleets"][0]["cost_per_million_tokens"]["mean"] > 0
