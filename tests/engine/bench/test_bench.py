@@ -18,7 +18,6 @@ from refimpl.bench.probe import covered
 from refimpl.bench.run import ASSISTED, BATCHED, CONTINUOUS, PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork
-from refimpl.cli import main
 from refimpl.commands.bench_tables import print_bench_table
 from refimpl.core.config import forced, make_config
 from refimpl.decoding.engine import Engine
@@ -27,6 +26,7 @@ from refimpl.decoding.trace import RoundRecord
 from refimpl.models.table_model import table_pair
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.requests import prepare
+from tests.commands import run_cli
 
 SHARES = ("draft", "verify", "realign", "host")
 FORCED = ("acceptance", forced(rate_lengths(0.4, 3)))
@@ -61,7 +61,7 @@ class TestPrompts:
 @pytest.fixture(scope="module")
 def report():
     pair = random_pair("llama", draft_noise=0.01)
-    settings = BenchSettings((1, 3), num_speculative_tokens=3, max_new_tokens=6, repeats=2, prompts_per_row=2)
+    settings = BenchSettings((1, 3), num_speculative_tokens=3, max_new_tokens=5, repeats=2, prompts_per_row=1)
     saved = []
     found = run_bench(pair, [[i, i + 1, 5] for i in range(6)], settings, save=saved.append)
     return found, saved
@@ -277,23 +277,20 @@ def test_what_overlaps_is_covered_once(spans, length):
     assert covered(spans) == length
 
 
+PROFILED = {  # seconds of recording by round, tokens, the busy time of a round, rounds of each try
+    "steady rounds, once": ([SLOW] * 3, 40, BUSY_S / 4, [4]),
+    "rounds that record, again": ([STEADY] * 4 + [SLOW], 40, BUSY_S / 4, [4, 4]),
+    "rounds that record forever": ([SLOW] * 999, 150, None, [4] * engines.BUSY_TRIES),
+    "only rounds that ran count": ([STEADY] * 6 + [SLOW], 16, BUSY_S, [4, 1]),
+    "nothing is left to profile": ([], 1, None, [0]),
+}
+
+
 class TestBusyTime:
-    def test_steady_rounds_are_profiled_once(self, llama, profiled):
-        assert profiled(llama, [SLOW] * 3) == (BUSY_S / 4, [4])
-
-    def test_rounds_that_record_are_profiled_again(self, llama, profiled):
-        assert profiled(llama, [STEADY] * 4 + [SLOW]) == (BUSY_S / 4, [4, 4])
-
-    def test_it_gives_up_after_some_tries(self, llama, profiled):
-        busy_s, tries = profiled(llama, [SLOW] * 999, max_new_tokens=150)
-        assert busy_s is None
-        assert len(tries) == engines.BUSY_TRIES
-
-    def test_only_the_rounds_that_ran_count(self, llama, profiled):
-        assert profiled(llama, [STEADY] * 6 + [SLOW], max_new_tokens=16) == (BUSY_S, [4, 1])
-
-    def test_nothing_is_left_to_profile(self, llama, profiled):
-        assert profiled(llama, [], max_new_tokens=1) == (None, [0])
+    @pytest.mark.parametrize("case", PROFILED)
+    def test_it_is_of_rounds_that_only_decode(self, llama, profiled, case):
+        record_s, max_new_tokens, busy_s, tries = PROFILED[case]
+        assert profiled(llama, record_s, max_new_tokens) == (busy_s, tries)
 
     @pytest.mark.parametrize(
         ("prefill_s", "record_s", "steady"), [(1e-5, 1e-5, True), (SLOW, 0.0, False), (0.0, SLOW, False)]
@@ -337,19 +334,12 @@ class TestRecording:
             assert ("98765.43" in printed) == recorded
 
 
-def run(capsys, monkeypatch, *argv):
-    monkeypatch.setattr("sys.argv", ["refimpl", *argv])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return stopped.value.code, capsys.readouterr()
-
-
 class TestCommands:
     def test_bench_prints_and_writes_one_report(self, capsys, monkeypatch, tmp_path):
         path = tmp_path / "bench.json"
-        argv = ("bench", "--limit", "2", "--batch-sizes", "1", "--methods", "inplace", "--max-new-tokens", "3",
-                "--repeats", "1", "--acceptance", "forced:rate:0.4", "--json", "--output", str(path))  # fmt: skip
-        code, printed = run(capsys, monkeypatch, *argv)
+        words = "bench --limit 2 --batch-sizes 1 --methods inplace --max-new-tokens 3 --repeats 1 --json"
+        own = ("--acceptance", "forced:rate:0.4", "--output", str(path))
+        code, printed = run_cli(monkeypatch, capsys, *words.split(), *own)
         data = json.loads(printed.out.splitlines()[-1])
         assert code == 0
         assert set(data) == {"rows", "meta"}
@@ -361,30 +351,10 @@ class TestCommands:
 
     def test_anatomy_prints_and_writes_one_report(self, capsys, monkeypatch, tmp_path):
         path = tmp_path / "anatomy.json"
-        argv = ("anatomy", "--batch-sizes", "2", "--contexts", "20", "--rounds", "1", "--repeats", "1", "--json",
-                "--methods", "eqspec", "--output", str(path))  # fmt: skip
-        code, printed = run(capsys, monkeypatch, *argv)
+        words = "anatomy --batch-sizes 2 --contexts 20 --rounds 1 --repeats 1 --json --methods eqspec --output"
+        code, printed = run_cli(monkeypatch, capsys, *words.split(), str(path))
         data = json.loads(printed.out.splitlines()[-1])
         assert code == 0
         assert set(data) == {"rows", "scaling", "meta"}
         assert [r["engine"] for r in data["rows"]] == ["eqspec", "per_row"]
         assert json.loads(path.read_text())["rows"] == data["rows"]
-
-    @pytest.mark.parametrize(
-        ("argv", "message"),
-        [
-            (("bench", "--set", "x"), "--set must look like NAME=VALUE"),
-            (("bench", "--set", "sped=1"), "unknown setting sped"),
-            (("bench", "--acceptance", "forced:magic"), "write iid:A, rate:R or trace:FILE"),
-            (("bench", "--methods", "magic"), "unknown method 'magic'"),
-            (("bench", "--batch-sizes", "0"), "--batch-sizes must be at least 1"),
-            (("bench", "--output", "nowhere/bench.json"), "the folder nowhere does not exist"),
-            (("anatomy", "--contexts", "x"), "--contexts must be comma-separated integers"),
-            (("anatomy", "--acceptance", "natural"), "write iid:A, rate:R or trace:FILE"),
-        ],
-    )
-    def test_errors_are_one_line(self, capsys, monkeypatch, argv, message):
-        code, printed = run(capsys, monkeypatch, *argv)
-        assert code == 2
-        assert message in printed.err
-        assert printed.err.count("\n") == 1

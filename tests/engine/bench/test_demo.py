@@ -8,9 +8,9 @@ import pytest
 from refimpl import generate
 from refimpl.bench import demo
 from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, ORACLE, PLAIN, demo_cells, demo_legend, run_demo
-from refimpl.cli import main
 from refimpl.core.config import NAMED_METHODS
 from refimpl.decoding.timing import StageTimer
+from tests.commands import run_cli
 
 PROMPTS = [[i % 50 + 3 + j for j in range(1 + i % 4)] for i in range(7)]
 
@@ -92,14 +92,10 @@ def test_the_legend_explains_rollback_and_grouping(rows):
 
 def test_the_command_prints_a_table_and_writes_all_columns(capsys, monkeypatch, tmp_path):
     path = tmp_path / "demo.json"
-    argv = f"demo --limit 2 --batch-size 2 --max-new-tokens 3 --repeats 1 --output {path}".split()
-    monkeypatch.setattr("sys.argv", ["refimpl", *argv])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    assert all(method in printed for method in (PLAIN, *NAMED_METHODS))
-    assert "different lengths" in printed
+    words = f"demo --limit 2 --batch-size 2 --max-new-tokens 3 --repeats 1 --output {path}"
+    code, printed = run_cli(monkeypatch, capsys, *words.split())
+    assert code == 0
+    assert all(words in printed.out for words in (PLAIN, *NAMED_METHODS, "different lengths"))
     data = json.loads(path.read_text())
     assert {"grouping_rate", "share_prefill", "rounds", "tokens_per_s_min"} <= set(data["rows"][0])
     assert len(data["meta"]["prompt_lens"]) == 2

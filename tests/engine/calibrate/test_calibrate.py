@@ -12,7 +12,6 @@ from refimpl.calibrate.run import Calibration, calibrate
 from refimpl.calibrate.runs import Runner, write_run
 from refimpl.calibrate.visits import Visitor
 from refimpl.core.errors import InputError
-from refimpl.pairs.random_pairs import random_pair
 from simulator.cli import main
 from simulator.engine_runs.parity import replay_scenario
 from simulator.engine_runs.validation import META, WAITS, validate
@@ -24,14 +23,9 @@ from tests.tiny_calibration import HELD_OUT, PLAN, PROMPTS, folder_of
 
 
 @pytest.fixture(scope="module")
-def pair():
-    return random_pair("llama", draft_noise=0.01)
-
-
-@pytest.fixture(scope="module")
-def data(pair, tmp_path_factory):
+def data(llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    calibrate(pair, PROMPTS, folder, pair_name="toy", plan=PLAN, command="tests")
+    calibrate(llama, PROMPTS, folder, pair_name="toy", plan=PLAN, command="tests")
     return folder
 
 
@@ -112,8 +106,8 @@ def test_runs_beside_other_facts_are_refused(data, tmp_path, changes, words):
         validate(str(folder_of(data, "calibration")), tmp_path, replications=1)
 
 
-def test_a_run_that_was_interrupted_runs_again_and_says_so(pair, tmp_path, monkeypatch):
-    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+def test_a_run_that_was_interrupted_runs_again_and_says_so(llama, tmp_path, monkeypatch):
+    measured = Calibration(llama, PROMPTS, PLAN, seed=0, minutes=None)
     once, seen = Runner._run, []
 
     def interrupted_at_first(self, study, prompts, seed):
@@ -143,14 +137,14 @@ def test_a_run_that_was_interrupted_runs_again_and_says_so(pair, tmp_path, monke
         *((80, {"pair_name": name}, "pair_name must be the name of a folder, not") for name in ("", ".", "..", "a/b")),
     ],
 )
-def test_a_calibration_that_cannot_be_is_refused(pair, tmp_path, prompts, given, words):
+def test_a_calibration_that_cannot_be_is_refused(llama, tmp_path, prompts, given, words):
     """Without a name, it would replace the folder of all calibrations of its device."""
     with pytest.raises(InputError, match=words):
-        calibrate(pair, PROMPTS[:prompts], tmp_path, **{"pair_name": "toy", "plan": PLAN} | given)
+        calibrate(llama, PROMPTS[:prompts], tmp_path, **{"pair_name": "toy", "plan": PLAN} | given)
     assert not list(tmp_path.iterdir())
 
 
-def test_too_little_time_for_one_pass_is_refused_before_anything_is_measured(pair, tmp_path, monkeypatch):
+def test_too_little_time_for_one_pass_is_refused_before_anything_is_measured(llama, tmp_path, monkeypatch):
     """A visit takes a minute on this clock; a warm-up of some tells that all of them do not fit."""
     clock, done = [0.0], []
     monkeypatch.setattr("refimpl.calibrate.run.time.monotonic", lambda: clock[0])
@@ -158,14 +152,14 @@ def test_too_little_time_for_one_pass_is_refused_before_anything_is_measured(pai
     monkeypatch.setattr(Runner, "run", lambda self, *_: done.append("run"))
     cells = len(levels_of(PLAN.grids)[0])
     with pytest.raises(InputError, match=rf"--minutes is too short: a pass over .* takes about {cells}\.0 minutes"):
-        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, minutes=cells)
+        calibrate(llama, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, minutes=cells)
     assert not done
 
 
-def test_when_the_time_is_up_the_finished_levels_are_written(pair, tmp_path, monkeypatch):
+def test_when_the_time_is_up_the_finished_levels_are_written(llama, tmp_path, monkeypatch):
     grids = (Axes((1, 2), (2,), (2, 40), (2, 24), 2), Axes((1, 2), (1, 2), (2, 40), (2, 24), 2))
     plan = replace(PLAN, grids=grids, studies=replace(PLAN.studies, held_out=HELD_OUT[:1]))
-    measured = Calibration(pair, PROMPTS, plan, seed=0, minutes=None)
+    measured = Calibration(llama, PROMPTS, plan, seed=0, minutes=None)
     done = measured._do
     monkeypatch.setattr(measured, "_do", lambda jobs, label: label != "pass 3/4" and done(jobs, label))
     measured.measure()

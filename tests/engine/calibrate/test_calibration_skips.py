@@ -18,16 +18,9 @@ from refimpl.calibrate.visits import Place, Visitor
 from refimpl.core.errors import InputError
 from refimpl.decoding.engine import Engine
 from refimpl.generation import generate
-from refimpl.pairs.random_pairs import random_pair
 from simulator.engine_runs.validation import validate
 from simulator.settings.calibration import load_calibration
 from tests.tiny_calibration import HELD_OUT, PLAN, PROMPTS, folder_of
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return random_pair("llama", draft_noise=0.01)
-
 
 SMALL = replace(
     PLAN,
@@ -52,22 +45,22 @@ def fail(monkeypatch, name, error, wanted):
 
 
 @pytest.fixture
-def measured(pair):
-    return Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+def measured(llama):
+    return Calibration(llama, PROMPTS, PLAN, seed=0, minutes=None)
 
 
-def test_an_error_that_is_neither_bad_input_nor_memory_ends_the_calibration(pair, tmp_path, monkeypatch):
+def test_an_error_that_is_neither_bad_input_nor_memory_ends_the_calibration(llama, tmp_path, monkeypatch):
     fail(monkeypatch, "visit", RuntimeError("shapes differ"), lambda cell, pass_index: True)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+        calibrate(llama, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
 
 
-def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeypatch, capsys):
+def test_visits_and_runs_that_cannot_be_done_are_skipped(llama, tmp_path, monkeypatch, capsys):
     longest = Cell(VARIANTS[0], 2, (2,), 40)
     fail(monkeypatch, "visit", OUT_OF_MEMORY, lambda cell, pass_index: cell == longest and pass_index < 2)
     unwanted = ("probe-eqspec", "exspec-0")
     fail(monkeypatch, "run", InputError("not this one"), lambda study, prompts: study.name in unwanted)
-    calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+    calibrate(llama, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
     folder, runs = str(folder_of(tmp_path, "calibration")), folder_of(tmp_path, "validation")
     calibration = load_calibration(folder)
     reason = "CUDA out of memory. Tried to allocate much."
@@ -86,10 +79,10 @@ def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeyp
     assert len(validate(folder, runs, replications=2).table) == 1
 
 
-def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(pair, measured, monkeypatch):
+def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(llama, measured, monkeypatch):
     cell = Cell(None, 2, (1,), 24)
     assert measured.fits_or_skip(cell)
-    monkeypatch.setattr(pair.target, "max_positions", 30)
+    monkeypatch.setattr(llama.target, "max_positions", 30)
     measured._attempt(measured._visit_job(cell, 1))
     assert measured.visits == []
     (line,) = measured.skipped
@@ -99,7 +92,7 @@ def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(pair, measure
 
 @pytest.mark.parametrize("broken_pass", [0, 1])
 def test_a_calibration_that_is_broken_off_writes_what_it_has_if_that_is_enough(
-    pair, tmp_path, monkeypatch, broken_pass
+    llama, tmp_path, monkeypatch, broken_pass
 ):
     seen = []
 
@@ -109,20 +102,20 @@ def test_a_calibration_that_is_broken_off_writes_what_it_has_if_that_is_enough(
 
     fail(monkeypatch, "visit", KeyboardInterrupt(), wanted)
     with pytest.raises(KeyboardInterrupt):
-        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+        calibrate(llama, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration", "validation"][: 2 * broken_pass]
     if broken_pass == 1:
         assert load_calibration(str(folder_of(tmp_path, "calibration"))).grids
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_calibration_of_skipped_visits_alone_is_refused(pair, tmp_path, monkeypatch, packed):
+def test_a_calibration_of_skipped_visits_alone_is_refused(llama, tmp_path, monkeypatch, packed):
     """What was tried and failed is the reason, before what cannot fit."""
     fail(monkeypatch, "visit", OUT_OF_MEMORY, lambda cell, pass_index: True)
     if not packed:
-        monkeypatch.setattr(pair.target, "forward_packed", None)
+        monkeypatch.setattr(llama.target, "forward_packed", None)
     with pytest.raises(InputError, match=r"too much was skipped, first warm-up of .* CUDA out of memory"):
-        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+        calibrate(llama, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
     assert not list(tmp_path.iterdir())
 
 
@@ -149,11 +142,11 @@ def test_a_visit_leaves_no_pool_behind(measured, monkeypatch, variant):
 
 
 @pytest.mark.parametrize("study", HELD_OUT[::5], ids=lambda study: study.name)
-def test_a_calibration_and_a_user_write_the_same_header(pair, measured, study):
+def test_a_calibration_and_a_user_write_the_same_header(llama, measured, study):
     config = {"method": study.method, "batch_size": 2, "num_speculative_tokens": 2, "max_new_tokens": 10}
     config["token_budget"] = study.token_budget
     run = measured.runner.run(study, [Piece(str(i), ids) for i, ids in enumerate(PROMPTS[:6])], 5)
-    header = generate(pair, PROMPTS[:6], max_prompt_tokens=20, seed=5, checks="host", **config).header
+    header = generate(llama, PROMPTS[:6], max_prompt_tokens=20, seed=5, checks="host", **config).header
     assert run.header == header | {"reference_s": run.header["reference_s"], "documents": list("012345")}
 
 
@@ -178,12 +171,12 @@ def test_packed_passes_are_timed_in_turn_with_even_ones(measured, monkeypatch):
     assert found == {(Place(name, "any", 4, tokens, 16), each_s) for name, each_s in names for tokens in (1, 3)}
 
 
-def test_cells_that_do_not_fit_are_named_with_the_reason(pair, measured, monkeypatch, capsys):
+def test_cells_that_do_not_fit_are_named_with_the_reason(llama, measured, monkeypatch, capsys):
     """Of a target without packed passes there are neither mixed nor packed points, and meta.json says why."""
-    monkeypatch.setattr(pair.target, "forward_packed", None)
+    monkeypatch.setattr(llama.target, "forward_packed", None)
     for name in ("_attempt", "_run_acceptance", "_do"):
         monkeypatch.setattr(measured, name, lambda *_: False)
-    reason = f"the target of {pair.name} runs no packed passes"
+    reason = f"the target of {llama.name} runs no packed passes"
     cells = [Cell(v, rows, (0, 12), start) for v, rows, start in product(MIXED, (1, 2), (0, 24))]
     cells += [Cell(PACKED, 2, (1, 3), context) for context in (2, 40)]
     expected = [f"{cell}: {reason}" for cell in cells]

@@ -13,7 +13,6 @@ from refimpl.calibrate.grid import RECORDED as RECORDED_VARIANT
 from refimpl.calibrate.visits import round_timings
 from refimpl.core.errors import InputError
 from refimpl.decoding.trace import RoundRecord
-from refimpl.pairs.random_pairs import random_pair
 from simulator.engine_runs.latency import predict
 from simulator.runner import simulate
 from simulator.service.simulation import simulate_once
@@ -26,11 +25,6 @@ from tests.tiny_calibration import AXES
 from tests.traced_runs import traced
 
 SETTINGS = {"layout": "inplace", "scheduler": "static", "batch_size": 4, "num_speculative_tokens": 3}
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return random_pair("llama", draft_noise=0.01)
 
 
 def scenario_of(**changes):

@@ -56,14 +56,7 @@ def test_prompts_can_be_given_on_the_command_line_and_sampled():
 
 @pytest.mark.parametrize("command", ["generate", "verify"])
 def test_filters_that_change_nothing_are_named(command):
-    words = [
-        command,
-        "--limit",
-        "1",
-        "--max-new-tokens",
-        "2",
-        *(["--methods", "inplace"] if command == "verify" else []),
-    ]
+    words = [command, "--limit=1", "--max-new-tokens=2", *["--methods=inplace"] * (command == "verify")]
     done = CliRunner().invoke(app, [*words, "--top-p", "0.5", "--top-k", "3", "--seed", "7"])
     assert done.exit_code == 0
     assert "greedy decoding at --temperature 0: no effect of --top-k, --top-p\n" in done.stderr

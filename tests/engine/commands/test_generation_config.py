@@ -1,15 +1,14 @@
 """A generation config that changes logits is applied; other ways of decoding are named, and nothing is exact then."""
 
 import json
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from refimpl import GenerationConfigWarning, InputError, Request, generate, judge_method, load_pair, verify
-from refimpl.cli import main
 from refimpl.pairs import make_pair
+from tests.commands import run_cli
 
 PROMPT = [5, 9, 5, 3]
 SAMPLED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.8, "min_p": 0.1}
@@ -90,10 +89,8 @@ def with_beams(folder):
 
 
 def run(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["raggedspec", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code, capsys.readouterr().err.splitlines()
+    code, printed = run_cli(monkeypatch, capsys, *map(str, arguments))
+    return code, printed.err.splitlines()
 
 
 @pytest.mark.filterwarnings("default")
