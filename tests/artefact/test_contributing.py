@@ -18,6 +18,7 @@ from simulator.service.scenario_cost import COSTS
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import POSITIVE
 from simulator.settings.kinds import COST
+from tests.outputs import tokens
 
 PROMPTS = [[5, 6, 7], [8], [9, 10]]
 SETTINGS = {"batch_size": 2, "max_new_tokens": 12, "num_speculative_tokens": 3, "stop_token_ids": ()}
@@ -59,10 +60,6 @@ def pair():
 @pytest.fixture(scope="module")
 def wanted(pair):
     return tokens(generate(pair, PROMPTS, method="autoregressive", **SETTINGS))
-
-
-def tokens(result):
-    return [sequence.token_ids for sequence in result.sequences]
 
 
 def test_a_scheduler(monkeypatch, pair, wanted):

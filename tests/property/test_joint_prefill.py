@@ -18,6 +18,7 @@ from refimpl.scheduling import ContinuousScheduler, SchedulingOptions, make_sche
 from refimpl.scheduling.base import JOINT_TOKENS
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
+from tests.outputs import tokens
 
 PROMPTS = [[7, 1 + i, 2, 9, 4, 4, 1][: 1 + 2 * i % 7] * (1 + i) for i in range(6)]
 SCHEDULERS = ("fifo", "static", "grouped", "continuous")
@@ -27,10 +28,6 @@ METHODS = [f"{layout}+{scheduler}" for layout in UNMOVED_LAYOUTS for scheduler i
 def joined(result):
     """Rows that were members of the round of a chunk of their own."""
     return sum(index in {row.sequence for row in record.rows} for record in result.rounds for index, _ in record.chunks)
-
-
-def tokens(result):
-    return [sequence.token_ids for sequence in result.sequences]
 
 
 @given(cases(), st.sampled_from(UNMOVED_LAYOUTS))

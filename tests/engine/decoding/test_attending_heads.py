@@ -27,6 +27,7 @@ from tests.engine.heads_on_disk import (
     write_eagle3,
     write_llama,
 )
+from tests.outputs import tokens
 
 EAGLE3 = {
     "eagle3": {},
@@ -75,10 +76,6 @@ def folders(tmp_path_factory):
         }
 
     return write
-
-
-def tokens(result):
-    return [s.token_ids for s in result.sequences]
 
 
 def by_transformers(model, prompt, num_tokens):
@@ -358,44 +355,26 @@ def test_mtp_layers_of_another_width_are_refused(tmp_path):
     assert "glm was trained for a target with a hidden size of 32, not 48" in refusal(tmp_path / "wide", glm)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"speculators_model_type": "medusa"}, "must be eagle3 or dflash, not 'medusa'"),
-        ({"target_hidden_size": 64}, "was trained for a target with a hidden size of 64 and 11 ids, not 32 and 11"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "must be layers in 1 … 4 of the target, each once"),
-        ({"speculators_config": {"default_proposal_method": "dynamic_tree"}}, "a head that proposes trees"),
-        ({"norm_before_fc": True}, 'its tensors: .*Missing key.*"input_norm.weight"'),
-        ({"draft_vocab_size": None}, "config.json: it has no draft_vocab_size"),
-        ({"transformer_layer_config": {}}, "its tensors|hidden size"),
-        (
-            {"transformer_layer_config": {"model_type": "gpt2"}},
-            "its layers must be those of llama or qwen3, not 'gpt2'",
-        ),
-    ],
-)
-def test_fields_that_do_not_fit_are_refused(folders, fields, reason):
-    given = folders("eagle3")
-    path = given["head"] / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    assert re.search(reason, refusal(**given))
+FIELDS = [
+    ("eagle3", {"speculators_model_type": "medusa"}, "must be eagle3 or dflash, not 'medusa'"),
+    ("eagle3", {"target_hidden_size": 64}, "for a target with a hidden size of 64 and 11 ids, not 32 and 11"),
+    ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "must be layers in 1 … 4 of the target, each once"),
+    ("eagle3", {"speculators_config": {"default_proposal_method": "dynamic_tree"}}, "a head that proposes trees"),
+    ("eagle3", {"norm_before_fc": True}, 'its tensors: .*Missing key.*"input_norm.weight"'),
+    ("eagle3", {"draft_vocab_size": None}, "config.json: it has no draft_vocab_size"),
+    ("eagle3", {"transformer_layer_config": {}}, "its tensors|hidden size"),
+    ("eagle3", {"transformer_layer_config": {"model_type": "gpt2"}}, "must be those of llama or qwen3, not 'gpt2'"),
+    ("dflash", {"block_size": None}, "block_size must be in 2 … 1024, not None"),
+    ("dflash", {"mask_token_id": VOCAB_SIZE}, "mask_token_id must be in 0 … 10, not 11"),
+    ("dflash", {"sample_from_anchor": True}, "sample_from_anchor must be False, not True"),
+    ("dflash", {"transformer_layer_config": SMALL | {"model_type": "llama"}}, "must be those of qwen3, not 'llama'"),
+    ("dflash", {"aux_hidden_state_layer_ids": [1, 1]}, "aux_hidden_state_layer_ids must be layers in 1 … 4"),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"block_size": None}, "block_size must be in 2 … 1024, not None"),
-        ({"mask_token_id": VOCAB_SIZE}, "mask_token_id must be in 0 … 10, not 11"),
-        ({"sample_from_anchor": True}, "sample_from_anchor must be False, not True"),
-        (
-            {"transformer_layer_config": SMALL | {"model_type": "llama"}},
-            "its layers must be those of qwen3, not 'llama'",
-        ),
-        ({"aux_hidden_state_layer_ids": [1, 1]}, "aux_hidden_state_layer_ids must be layers in 1 … 4"),
-    ],
-)
-def test_fields_of_dflash_that_do_not_fit_are_refused(folders, fields, reason):
-    given = folders("dflash")
+@pytest.mark.parametrize(("head", "fields", "reason"), FIELDS)
+def test_fields_that_do_not_fit_are_refused(folders, head, fields, reason):
+    given = folders(head)
     path = given["head"] / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     assert re.search(reason, refusal(**given))

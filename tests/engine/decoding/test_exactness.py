@@ -6,16 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from refimpl import generate
-from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS
+from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
+from tests.outputs import tokens
 
 PAIRS = [f"{layout}+{scheduler}" for layout, scheduler in itertools.product(LAYOUTS, SCHEDULERS)]
 DRAFTS = {"perfect": 0.0, "good": 0.01, "adversarial": 2.0}
 SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5]}
-
-
-def tokens(result):
-    return [s.token_ids for s in result.sequences]
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +61,6 @@ def test_threads_may_share_a_pair(llama, ragged_prompts, methods):
     assert [tokens(run.result()) for run in runs] == [expected] * 4
 
 
-@pytest.mark.parametrize("k", [0, 1, 7])
-@pytest.mark.parametrize("method", [m for m in NAMED_METHODS if m != "autoregressive"])
-def test_any_number_of_drafts(llama, ragged_prompts, method, k):
-    settings = SETTINGS | {"num_speculative_tokens": k, "max_new_tokens": 5}
-    expected = tokens(generate(llama, ragged_prompts, method="autoregressive", **settings))
-    assert tokens(generate(llama, ragged_prompts, method=method, batch_size=16, **settings)) == expected
-
-
 def test_lazy_compaction_happens_and_keeps_the_output(llama, ragged_prompts):
     settings = SETTINGS | {"max_new_tokens": 60, "stop_token_ids": []}
     expected = tokens(generate(llama, ragged_prompts[:3], method="autoregressive", **settings))
@@ -81,17 +70,6 @@ def test_lazy_compaction_happens_and_keeps_the_output(llama, ragged_prompts):
     }
     assert all(tokens(result) == expected for result in results.values())
     assert results[0.02].stats.num_moves > results[0.25].stats.num_moves >= results[1.0].stats.num_moves
-
-
-def test_realignment_moves_nothing_when_all_rows_keep_the_same(ragged_prompts):
-    pair = random_pair("llama", draft_noise=0.0)
-    prompts = [ragged_prompts[5], ragged_prompts[6], ragged_prompts[5]]
-    result = generate(pair, prompts, method="eqspec", max_new_tokens=15, stop_token_ids=[], num_speculative_tokens=4)
-    assert [record.num_moves for record in result.rounds] == [2, 0, 0]  # one gather a model when the batch is formed
-
-
-def test_inplace_never_moves(llama, ragged_prompts):
-    assert generate(llama, ragged_prompts, method="inplace", batch_size=3, max_new_tokens=20).stats.num_moves == 0
 
 
 def test_no_row_throttles_another(ragged_prompts):

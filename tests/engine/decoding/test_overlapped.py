@@ -26,13 +26,10 @@ from refimpl.selfcheck.enumeration import law_config
 from refimpl.selfcheck.fraction_model import fraction_pair
 from refimpl.selfcheck.law import variation
 from refimpl.selfcheck.strategies import DRAFTINGS, cases
+from tests.outputs import tokens
 
 SETTINGS = {"max_new_tokens": 10, "num_speculative_tokens": 4, "stop_token_ids": [5]}
 OVERLAPPED = {"execution": "overlapped", **SETTINGS}
-
-
-def tokens(result):
-    return [s.token_ids for s in result.sequences]
 
 
 @pytest.mark.parametrize("kind", TINY_ARCHITECTURES)

@@ -8,6 +8,7 @@ from refimpl import InputError, InvariantViolation, Request, generate, stream
 from refimpl.decoding.processors import Texts, ThinkingBudget
 from refimpl.faults import FAULTS
 from refimpl.pairs.random_pairs import random_pair
+from tests.outputs import tokens
 
 STOPS = [5, 17, 40]
 THINKING = ThinkingBudget(start=9, end=7, budget=3)
@@ -48,13 +49,11 @@ def wanted(pair):
 def stock(model, request):
     """What transformers makes of a request, greedily."""
     ids, allowed = torch.tensor([request.prompt]), request.allowed_token_ids
+    plain = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": STOPS, "pad_token_id": 0}
     output = model.generate(
         ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
+        **plain,
         max_new_tokens=request.max_new_tokens,
-        eos_token_id=STOPS,
-        pad_token_id=0,
         repetition_penalty=request.repetition_penalty,
         bad_words_ids=request.bad_words_ids and [list(word) for word in request.bad_words_ids],
         min_new_tokens=request.min_new_tokens,
@@ -63,10 +62,6 @@ def stock(model, request):
         logits_processor=LogitsProcessorList(request.logits_processors or []),
     )
     return output[0, len(request.prompt) :].tolist()
-
-
-def tokens(result):
-    return [s.token_ids for s in result.sequences]
 
 
 def test_the_oracle_gives_what_transformers_gives(pair, wanted):

@@ -191,14 +191,6 @@ def test_samples_of_a_request_come_together_each_with_a_key_that_is_free(llama):
     assert tokens_of(run) == wanted(llama, [*keyed, Request([5], seed=7, sequence_id=5)], temperature=0.9)
 
 
-def test_the_pool_refills_in_the_round_after_a_cancellation(llama):
-    run = stream(llama, [[1], [2], [3], [4]], method="inplace", **SETTINGS)
-    events = iter(run)
-    seen = [next(events).index for _ in range(3)]
-    run.cancel(1)
-    assert (seen, sorted(next(events).index for _ in range(3))) == ([0, 1, 2], [0, 2, 3])
-
-
 def test_who_has_finished_in_a_static_batch_counts(llama):
     run = stream(llama, [Request([1], max_new_tokens=1), Request([2], max_new_tokens=9)], method="eqspec")
     run.run_one_round()
@@ -239,13 +231,6 @@ def test_the_longest_sequence_must_fit_the_models(llama):
         assert len(sequence.token_ids) == 9
         with pytest.raises(InputError, match=f"it does not fit .* {most}"):
             generate(llama, [[1] * (most - 8)], **settings)
-
-
-def test_residents_are_those_of_the_mean_round(llama):
-    """Two rows in two rounds, then one in three."""
-    requests = [Request([1], max_new_tokens=2), Request([2], max_new_tokens=5)]
-    stats = generate(llama, requests, **ONE_BY_ONE).stats
-    assert (stats.most_residents, stats.mean_residents) == (2, (2 + 2 + 1 + 1 + 1) / 5)
 
 
 @pytest.mark.parametrize("method", ["inplace", "autoregressive"])
