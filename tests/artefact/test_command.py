@@ -72,23 +72,7 @@ def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout == f"raggedspec {refimpl.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("sim run no-such.yaml", "no-such.yaml"),
-        ("generate --prompts no-such.txt", "no-such.txt"),
-        ("sim run -s engine.batch_size=0", "engine.batch_size must be an integer"),
-    ],
-)
-def test_bad_input_is_one_line_and_code_2(words, said):
-    found = run(f"{RUN}; sys.argv[1:] = {words.split()}; main()")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("error: ")
-    assert said in found.stderr
-    assert found.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(("words", "code"), [("sim run -s method=exspec", 2), ("--help", 0), ("generate --help", 0)])
+@pytest.mark.parametrize(("words", "code"), [("sim run -s method=exspec", 2), ("generate --help", 0)])
 def test_without_the_simulators_libraries_the_engine_still_runs(words, code):
     found = run(f"import sys; sys.modules['yaml'] = None; {RUN}; sys.argv[1:] = {words.split()}; main()")
     assert found.returncode == code, found.stderr
@@ -133,20 +117,15 @@ DEFAULTS = {  # where a command's differ from those of generate
     "verify": {"max_new_tokens": 50},
     "tie-or-bug": {"max_new_tokens": 50, "batch_sizes": "8", "dtype": "bfloat16"},
     "bench": {
-        "max_new_tokens": 48,
-        "batch_sizes": "1,8",
-        "checks": "off",
-        "acceptance": "natural",
+        "max_new_tokens": 48, "batch_sizes": "1,8", "checks": "off", "acceptance": "natural",
         "num_speculative_tokens": "5",
     },
     "anatomy": {
-        "batch_sizes": "1,2,4,8",
-        "methods": "eqspec,exspec,masked,rollback,inplace",
-        "acceptance": "rate:0.228",
+        "batch_sizes": "1,2,4,8", "methods": "eqspec,exspec,masked,rollback,inplace", "acceptance": "rate:0.228",
     },
     "calibrate": {},
     "demo": {"max_new_tokens": 24, "limit": 16, "checks": "host"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", DEFAULTS)
@@ -237,26 +216,18 @@ def test_a_head_can_be_given_where_a_drafter_can():
 
 WRONG = [
     ("frobnicate", "no such command 'frobnicate': choose generate, verify, "),
-    ("generat", "no such command 'generat'"),
     ("--bogus", "no such option: --bogus"),
     ("generate --chekcs off", "no such option: --chekcs. Did you mean --checks?"),
     ("generate --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
-    ("bench --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
-    ("generate --limit some", "--limit"),
     ("generate --limit 0", "--limit"),
     ("generate --limit", "option '--limit' requires an argument"),
     ("generate extra", "unexpected extra argument"),
-    ("generate --method magic", "unknown method 'magic': choose autoregressive, speculative"),
     ("generate --method eqspce", "unknown method 'eqspce' (did you mean eqspec?): choose autoregressive"),
     ("verify --method inplace,paged+fifp", "unknown method 'paged+fifp' (did you mean paged+fifo?): choose"),
     ("generate --prompt a --prompts b.txt", "--prompt and --prompts exclude each other: give texts or a file"),
     ("generate --set stop_token_ids", "--set must look like NAME=VALUE, not 'stop_token_ids'"),
-    ("generate --set stop_token_ids=[-3]", "a stop token id must be an integer ≥ 0, not -3"),
-    ("generate --samples 0", "--samples"),
-    ("generate --logprobs -1", "logprobs must be an integer in [0, 1000], not -1"),
-    ("generate --draft-budget confidence:2", "the survival of draft_budget must be in 0 … 1, not 2.0"),
-    ("conformance --max-k some", "--max-k"),
     ("sim rum", "no such command 'rum'"),
+    ("sim run no-such.yaml", "no-such.yaml"),
     ("sim run --bogus", "no such option: --bogus"),
     ("sim sweep a.yaml", "missing option '--out'"),
     ("sim study budgets --duration 0", "--duration"),

@@ -13,8 +13,6 @@ from tests.commands import RUN, run
         ("sim pl", {"plan"}),
         ("generate --checks ", {"off", "host", "device", "oracle"}),
         ("generate --method ex", {"exspec"}),
-        ("verify --methods masked", {"masked", "masked+static", "masked+fifo", "masked+grouped"}),
-        ("generate --pair q", {"qwen3"}),
         ("verify --methods eqspec,in", {"eqspec,inplace"}),
     ],
 )
@@ -36,10 +34,9 @@ def test_bash_completes():
     assert "inplace" in found.stdout.split(), found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_can_be_shown(shell):
+def test_completion_can_be_shown():
     found = run(
-        f"{RUN}; sys.argv[1:] = ['--show-completion', '{shell}']; main()",
+        f"{RUN}; sys.argv[1:] = ['--show-completion', 'zsh']; main()",
         _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1",
     )
     assert found.returncode == 0, found.stderr
