@@ -21,12 +21,6 @@ def test_samples_are_verified_one_by_one(llama):
     assert repr(report) == "VerifyReport(3 sequences: 2 of 2 runs exact)"
 
 
-@pytest.mark.parametrize("n", [0, 4097])
-def test_a_number_of_samples_is_one_or_more(n):
-    with pytest.raises(InputError, match=r"^n must be an integer"):
-        Request([1], n=n)
-
-
 def test_the_last_key_is_a_key(llama):
     with pytest.raises(InputError, match="sequence_id"):
         Request([1], n=2, sequence_id=2**63 - 1)

@@ -32,13 +32,12 @@ def oracle(llama):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("at", [0, 1])
-def test_every_layout_and_scheduler_equals_the_oracle(llama, oracle, method, at):
-    assert tokens(llama, method, batch_size=3, acceptance="coupled", **SETTINGS[at]) == oracle[at]
+def test_every_layout_and_scheduler_equals_the_oracle(llama, oracle, method):
+    assert tokens(llama, method, batch_size=3, acceptance="coupled", **SETTINGS[1]) == oracle[1]
 
 
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "masked", "rollback", "inplace"])
-@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("at", [0, 2, 3, 4])
 def test_named_methods_equal_the_oracle_under_every_filter(llama, oracle, method, at):
     assert tokens(llama, method, batch_size=4, **SETTINGS[at]) == oracle[at]  # coupled is the default
 

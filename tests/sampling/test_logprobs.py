@@ -16,11 +16,6 @@ METHODS = ["exspec", "rollback", "masked+fifo", "inplace"]
 KINDS = ["llama", "qwen3", "opt", "gpt2"]
 
 
-@pytest.fixture(scope="module")
-def oracle(tiny, bundled_prompts):
-    return decode(tiny, bundled_prompts[:3], "autoregressive")
-
-
 def decode(pair, prompts, method, logprobs=4):
     return generate(pair, prompts, method=method, batch_size=2, logprobs=logprobs, **SHAPE).sequences
 
@@ -50,20 +45,6 @@ def test_all_of_them_equal_the_oracles_in_float32(kind, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_bundled_pairs_equal_the_oracles_in_float32(tiny, bundled_prompts, oracle, method):
-    """Emitted tokens within 1e-5; improbable alternatives in proportion to their logarithm.
-
-    The bundled target's logits reach 20, and in float32 a forward pass alone puts them 1e-5 beside their values in
-    float64. What the engine adds to that is nothing: in float64, below, everything agrees within 1e-12.
-    """
-    found = decode(tiny, bundled_prompts[:3], method)
-    require_the_oracles_tokens_in_its_order(found, oracle)
-    (mine, my_top), (wanted, their_top) = emitted_and_alternatives(found), emitted_and_alternatives(oracle)
-    assert mine == pytest.approx(wanted, abs=1e-5, rel=0)
-    assert my_top == pytest.approx(their_top, abs=1e-5, rel=1e-5)
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_the_bundled_pairs_equal_the_oracles_in_float64(tiny_in_double, bundled_prompts, method):
     pair, oracle = tiny_in_double
     found = decode(pair, bundled_prompts[:3], method)
@@ -76,14 +57,6 @@ def test_the_bundled_pairs_equal_the_oracles_in_float64(tiny_in_double, bundled_
 def tiny_in_double(bundled_prompts):
     pair = load_pair("tiny", dtype="float64")
     return pair, decode(pair, bundled_prompts[:3], "autoregressive")
-
-
-def test_alternatives_are_the_best_in_descending_order(oracle):
-    for entry in (entry for sequence in oracle for entry in sequence.logprobs):
-        values = [p for _, p in entry.top]
-        assert values == sorted(values, reverse=True)
-        assert entry.logprob <= values[0] <= 0
-        assert dict(entry.top).get(entry.token_id, entry.logprob) == entry.logprob
 
 
 @pytest.mark.parametrize("acceptance", ["coupled", "rejection"])

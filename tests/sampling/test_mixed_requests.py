@@ -91,27 +91,6 @@ def test_the_mix_covers_both_ends(alone):
     assert [len(s.token_ids) for s in alone][:3] == [14, 9, 1]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_row_without_drafts_beside_rows_with_five(llama, method):
-    """The draft is fed with the batch, so the row without drafts must neither draft nor fall behind."""
-    result = generate(llama, REQUESTS[:2], method=method, batch_size=2, checks="oracle", **SAMPLING)
-    first, second = (s.stats for s in result.sequences)
-    assert (first.drafted, first.mean_acceptance_length) == (0, 1)
-    assert second.drafted > 0
-    assert {row.k for record in result.rounds for row in record.rows if row.sequence == 0} > {0}
-
-
-def test_the_draft_catches_up_after_rounds_without_drafts(llama):
-    """Rounds with k = 0 leave the draft's cache behind; the next drafting row's lag is fed at once."""
-    waiting = Request([7, 7], max_new_tokens=8, num_speculative_tokens=3, seed=9, sequence_id=9)
-    requests = [REQUESTS[0], Request([4], max_new_tokens=5, num_speculative_tokens=0, seed=8, sequence_id=8), waiting]
-    result = generate(llama, requests, method="inplace", batch_size=2, checks="oracle", **SAMPLING)
-    lags = [row.draft_lag for record in result.rounds for row in record.rows if row.sequence == 0 and row.k > 0]
-    assert max(lags) > 2
-    expected = [generate(llama, [r], method="autoregressive", **SAMPLING).sequences[0].token_ids for r in requests]
-    assert [s.token_ids for s in result.sequences] == expected
-
-
 @pytest.mark.parametrize("method", ["autoregressive", "exspec", "inplace"])
 def test_a_stop_string_is_found_across_token_boundaries(tiny, bundled_prompts, method):
     settings = {"method": method, "batch_size": 2, "stop_token_ids": [], "max_prompt_tokens": 16, "max_new_tokens": 16}

@@ -10,7 +10,6 @@ from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling import (
     GroupedScheduler,
     SequencePool,
-    StaticScheduler,
     groups,
     make_scheduler,
 )
@@ -75,11 +74,6 @@ def test_the_group_that_is_full_first_runs():
     assert chosen(grouped([5, 7, 7, 5, 7])) == ("grouped", [1, 2])
 
 
-def test_without_a_full_group_the_oldest_run():
-    assert chosen(grouped([4, 5, 6, 5], batch_size=3)) == ("fallback", [0, 1, 2])
-    assert chosen(grouped([4], batch_size=1)) == ("grouped", [0])
-
-
 # --- waiting ------------------------------------------------------------------------------------------------------
 
 
@@ -126,12 +120,6 @@ def rounds(scheduler: GroupedScheduler, count: int) -> list[tuple[str, list[int]
     return found
 
 
-def test_who_has_not_begun_does_not_age_but_for_the_oldest():
-    scheduler = grouped([5, 5, 7, 8], aging_bound=2)
-    assert rounds(scheduler, 4) == [("grouped", [0, 1])] * 4
-    assert [scheduler.waited(item) for item in scheduler.pool.window.values()] == [0, 0, 0, 0]
-
-
 def test_the_oldest_ages_though_it_has_not_begun_and_runs_with_the_next_oldest():
     scheduler = grouped([4, 6, 5, 5], aging_bound=2)
     assert rounds(scheduler, 3) == [("grouped", [2, 3]), ("grouped", [2, 3]), ("aged", [0, 2])]
@@ -144,17 +132,6 @@ def test_an_aged_round_is_filled_with_the_oldest():
         item.finished = True
         scheduler.cancel(item)
     assert chosen(scheduler) == ("aged", [0, 1])
-
-
-def test_the_next_oldest_ages_from_when_the_oldest_has_left():
-    scheduler = grouped([4, 6, 5, 5], aging_bound=3)
-    rounds(scheduler, 2)
-    oldest, following = list(scheduler.pool.window.values())[:2]
-    assert (scheduler.waited(oldest), scheduler.waited(following)) == (2, 0)
-    oldest.finished = True
-    scheduler.cancel(oldest)
-    rounds(scheduler, 1)
-    assert scheduler.waited(following) == 1
 
 
 def test_the_index_of_groups_agrees_with_a_look_at_all_of_them_and_stays_small():
@@ -206,21 +183,6 @@ def test_by_default_the_window_may_pass_a_sequence_over_eight_times(batch_size, 
 
 
 # --- static and fifo ----------------------------------------------------------------------------------------------
-
-
-def test_a_static_batch_keeps_its_finished_rows_until_the_last_has_finished():
-    scheduler: StaticScheduler = StaticScheduler(2, 2)
-    items = [Item(1) for _ in range(3)]
-    scheduler.submit(items)
-    assert scheduler.admit() == items[:2]
-    items[0].finished = True
-    assert scheduler.complete(scheduler.select()) == []
-    assert list(scheduler.select().members) == items[:2]
-    assert scheduler.admit() == []
-    items[1].finished = True
-    assert scheduler.complete(scheduler.select()) == items[:2]
-    assert scheduler.admit() == items[2:]
-    assert scheduler.round_index == 2
 
 
 @pytest.mark.parametrize("kind", ["fifo", "grouped"])
