@@ -132,9 +132,9 @@ def make_result(
     records: Seq[SequenceRecord],
     stats: RunStats,
     rounds: list[RoundRecord],
-    arrivals: dict[str, Any] | None = None,
+    further: dict[str, Any] | None = None,
 ) -> Result:
-    """Put a finished run together; `stats` gets what follows from prompts and records, the header also `arrivals`."""
+    """Put a finished run together; `stats` gets what follows from prompts and records, the header also `further`."""
     sequences = [each.sequence for each in prepared]
     accepted = [record.stats for record in records]
     environment = environment_of(pair, config)
@@ -147,8 +147,7 @@ def make_result(
         num_prompt_tokens_cut=sum(each.num_cut for each in prepared),
     )
     generated = [_generated(pair, each, record) for each, record in zip(prepared, records, strict=True)]
-    further = environment | blocks_of(config, sequences, known.num_blocks) | (arrivals or {})
-    header = trace_header(config, sequences, further)
+    header = trace_header(config, sequences, environment | (further or {}))
     return Result(generated, known, rounds, config, environment, header)
 
 
@@ -187,7 +186,8 @@ def result_of(
     times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(round_end_s)}
     arrivals = times if any(arrival_s) or any(submitted_at) else {}
     records = _records(rows, len(prepared))
-    return make_result(engine.pair, prepared, engine.config, records, stats, list(rounds), arrivals)
+    further = blocks_of(engine) | arrivals
+    return make_result(engine.pair, prepared, engine.config, records, stats, list(rounds), further)
 
 
 def _records(rows: Seq[RowOutcome], num_sequences: int) -> list[SequenceRecord]:
@@ -198,12 +198,14 @@ def _records(rows: Seq[RowOutcome], num_sequences: int) -> list[SequenceRecord]:
     return [SequenceRecord(acceptance_stats(mine), tuple(e for row in mine for e in row.logprobs)) for mine in found]
 
 
-def blocks_of(config: DecodeConfig, sequences: Seq[Sequence], num_blocks: int | None) -> dict[str, Any]:
-    """What a trace says of the blocks of a paged pool, and of the texts that they may share."""
-    if num_blocks is None:
+def blocks_of(engine: Engine) -> dict[str, Any]:
+    """What a trace says of the blocks of a paged pool, the texts that they may share, and whether windows free any."""
+    config, allocator = engine.config, engine.scheduler.allocator
+    if allocator.num_blocks is None:
         return {}
-    texts = {"texts": number_texts(sequences, config.block_size)} if config.prefix_sharing else {}
-    return {"block_size": config.block_size, "num_blocks": num_blocks, **texts}
+    texts = {"texts": number_texts(engine.sequences, config.block_size)} if config.prefix_sharing else {}
+    frees = {"frees_unseen": True} if allocator.first_seen else {}
+    return {"block_size": config.block_size, "num_blocks": allocator.num_blocks, **texts, **frees}
 
 
 def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:

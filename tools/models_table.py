@@ -35,7 +35,11 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 
 ## How it works
 
-- **Windows and chunks** are one more bound on positions in a layer's mask. K/V that have left a window stay in memory.
+- **Windows and chunks** are one more bound on positions in a layer's mask. Where every layer of target and draft has
+  one (Mistral 7B 0.1, Phi 3, StarCoder 2), rows of `paged` give back the blocks that no later query sees, in each of
+  their rounds and chunks (INV-26). All layers share one block table, so beside a layer with full attention (Gemma 3,
+  GPT-OSS) a row keeps all of its blocks, as it keeps all of its K/V in other layouts. To enter, also after preemption,
+  a row needs blocks for all of its text.
 - **Softcaps and sinks**, which PyTorch's SDPA does not compute, are left to the function in the model's own file.
 - **Layers of several widths** (Gemma 4) are stored as wide as the widest; layers that read the K/V of others store
   nothing.

@@ -36,6 +36,12 @@ def window(kernels: ModuleType) -> Iterator[Obligation]:
         [COLUMN >= 0, COLUMN <= QUERY, size >= 1],
         kernels.in_window(COLUMN, QUERY, size) == (size >= QUERY - COLUMN + 1),
     )
+    yield claim(
+        "window",
+        "a query sees nothing in front of the start of its own window or of an earlier query's (INV-26)",
+        [OTHER <= QUERY, kernels.window_start(OTHER, size) > COLUMN, size >= 1],
+        z3.Not(kernels.in_window(COLUMN, QUERY, size)),
+    )
 
 
 class LeftPadded:

@@ -84,7 +84,7 @@ class Runner:
         speed.append(self.reference.time())
         environment = environment_of(self.pair, config) | {"reference_s": statistics.mean(uninterrupted(speed))}
         documents = {"documents": [piece.document for piece in prompts]}
-        further = environment | blocks_of(config, engine.sequences, engine.scheduler.allocator.num_blocks) | documents
+        further = environment | blocks_of(engine) | documents
         return Run(trace_header(config, engine.sequences, further), records)
 
     def _config(self, study: StudySettings, seed: int) -> DecodeConfig:

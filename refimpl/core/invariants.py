@@ -18,7 +18,7 @@ STATEMENTS: dict[str, str] = {
     "INV-12": "tokens do not depend on batch, order, layout or schedule",
     "INV-13": "a block is free or referenced, and its count is the number of tables that name it",
     "INV-14": "a row writes to blocks of its own alone",
-    "INV-15": "free blocks and those in use are all blocks; between rounds a row has those of its cached tokens",
+    "INV-15": "free blocks and those in use are all blocks; between rounds a table is as long as the cached tokens",
     "INV-16": "a row has blocks for every position that is fed, before the pass",
     "INV-17": "a round stays within its budget of tokens; all rows that decode run, and the oldest prompt goes on",
     "INV-18": "a full block that can be found is read only, and holds the tokens of every row that names it",
@@ -29,6 +29,7 @@ STATEMENTS: dict[str, str] = {
     "INV-23": "a processor of logits reads the row's committed text and its own drafts before the position",
     "INV-24": "the recurrent state of a row is that of its committed text and of nothing else",
     "INV-25": "a grammar allows the committed text of its row, and its matcher is in the state behind that text",
+    "INV-26": "a block that a row has given back while it goes on holds no position that a later query of it sees",
 }
 
 

@@ -136,6 +136,16 @@ def in_chunk(slot_position: Value, query_position: Value, size: Value) -> Value:
     return slot_position // size == query_position // size
 
 
+def window_start(query_position: Value, size: Value) -> Value:
+    """First position that a window may hold: no query from this one on sees any before it (INV-26)."""
+    return query_position + 1 - size
+
+
+def chunk_start(query_position: Value, size: Value) -> Value:
+    """First position of the query's chunk: no query from this one on sees any before it (INV-26)."""
+    return query_position - query_position % size
+
+
 def masked_slot_position(position: Value, num_cached: Value, seq_len_after: Value) -> Value:
     """Position that a freshly written slot claims: -1 where the entry is a pad, a duplicate or a rejected token."""
     live = (position >= num_cached) & (position >= 0) & (position < seq_len_after)

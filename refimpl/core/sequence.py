@@ -81,7 +81,8 @@ class Sequence:
             were committed.
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
-        blocks: of both models' K/V, in order of position, where the layout is paged.
+        blocks: of both models' K/V, in order of position, where the layout is paged; the pool's null block for those
+            that no later query sees.
         num_prefix_hits: leading tokens whose blocks others had filled when it entered the window.
     """
 

@@ -1,6 +1,7 @@
 """Build an engine from settings: models with layouts, an acceptance rule and passes."""
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -33,6 +34,7 @@ from refimpl.decoding.streams import make_streams
 from refimpl.decoding.timing import StageTimer
 from refimpl.drafting.budgets import DraftBudget, make_budget
 from refimpl.layouts import Layout, make_layout
+from refimpl.layouts.spans import FULL
 from refimpl.layouts.states import StateStore
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.placement import PLACEMENTS, PoolSize
@@ -151,16 +153,22 @@ def _is_compiled(pair: Pair) -> bool:
     return pair.device.type == "cuda" and isinstance(target, HuggingFaceLM) and target.layers.name in COMPILED
 
 
-def allocator_of(
-    layout: Layout, run_limits: RunLimits, config: DecodeConfig, *, stateful: bool
-) -> KVAllocator[Sequence]:
-    """Room for the K/V that a layout stores, as the scheduler sees it; `stateful` where a model keeps states, too."""
+def allocator_of(layouts: Seq[Layout], run_limits: RunLimits, config: DecodeConfig) -> KVAllocator[Sequence]:
+    """Room for the K/V that the layouts of all models store, as the scheduler sees it."""
+    layout = layouts[0]
     if not layout.block_size:
         return KVAllocator()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
     in_chunks = config.joint_prefill or config.resolved_token_budget is not None
+    stateful, seen = any(each.shape.states for each in layouts), _first_seen(layouts)
     sharing = "nothing" if stateful else sharing_of(config)  # a block holds no state to go on from
-    return PagedKVAllocator(pool, run_limits.most_drafts, sharing, in_chunks=in_chunks)
+    return PagedKVAllocator(pool, run_limits.most_drafts, sharing, in_chunks=in_chunks, first_seen=seen)
+
+
+def _first_seen(layouts: Seq[Layout]) -> Callable[[int], int] | None:
+    """First position that queries from a given one on may see, in any layer; None where one sees all of a row."""
+    spans = {span for layout in layouts for span in layout.shape.spans or (FULL,)}
+    return None if FULL in spans else lambda query: min(span.start(query) for span in spans)
 
 
 def sharing_of(config: DecodeConfig) -> Sharing:

@@ -57,8 +57,7 @@ class Engine:
         self.run_limits = RunLimits.of([*self.sequences, *expected], config)
         self.context = assemble(pair, self.run_limits, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
-        layout, stateful = self.context.target.layout, any(each.shape.states for each in self.layouts)
-        self.scheduler.allocator = allocator_of(layout, self.run_limits, config, stateful=stateful)
+        self.scheduler.allocator = allocator_of(self.layouts, self.run_limits, config)
         self.num_preemptions = self.num_prefix_hits = 0
         self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
@@ -101,7 +100,7 @@ class Engine:
         outcomes = run_round(self.context, members, plan.chunks, ahead)
         for sequence in self.scheduler.complete(plan):
             self._release(sequence)
-        self.checker.after_round(self.scheduler)
+        self.checker.after_round(self.scheduler, self.layouts)
         return RoundRecord(
             self.scheduler.round_index - 1,
             plan.mode,

@@ -4,7 +4,7 @@
 |--------|-----------------------------------------------------------------------------------------------|
 | off    | nothing but what others assert at every level: the scheduler INV-10 and INV-16, the pool of   |
 |        | blocks INV-13, the records of a round that a drawn token had mass (INV-12)                    |
-| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, counts of INV-20        |
+| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, INV-26; counts of INV-20 |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4,   |
 |        | INV-18); keys of random numbers (INV-12); what a budget may look at (INV-20); states of heads |
 |        | (INV-22); texts that logits are processed with (INV-23), and grammars' matchers (INV-25);      |
@@ -61,10 +61,13 @@ class Checker:
             scheduler.allocator.check_round([*plan.rows, *(chunk.sequence for chunk in plan.chunks)])
             check_token_budget(plan, scheduler)
 
-    def after_round(self, scheduler: Scheduler[Sequence]) -> None:
+    def after_round(self, scheduler: Scheduler[Sequence], layouts: Seq[Layout]) -> None:
         """Check what the sequences keep between rounds."""
         if self.covers("host"):
-            scheduler.allocator.check(scheduler.pool.window.values(), scheduler.ahead)
+            residents = scheduler.pool.window.values()
+            scheduler.allocator.check(residents, scheduler.ahead)
+            for sequence in residents:
+                check_freed(sequence, layouts)
 
     def after_begin(self, members: Seq[Sequence], layout: Layout, model: Any) -> None:
         """Check that the layout works on the members' own lengths and, against fresh passes, on their own K/V."""
@@ -74,7 +77,7 @@ class Checker:
         if self.covers("oracle"):
             for i, sequence in enumerate(members):
                 if not sequence.finished:
-                    check_kv(sequence, layout.read(i), model)
+                    check_kv(sequence, layout.read(i), model, layout.num_freed(sequence.blocks))
 
     def of_states(self, members: Seq[Sequence], counts: Seq[int], states: StateStore, model: Any) -> None:
         """Check the recurrent states that rows begin a round with, behind `counts[i]` tokens of row i."""
@@ -95,7 +98,8 @@ class Checker:
         if self.covers("device"):
             spans = set(layout.shape.spans) or {FULL}
             check_block(block.of_members(), members, offset, drafts, layout.block_size, layout.max_positions, spans)
-            check_shared(block.of_members(), members, self.writers)
+            freed = [layout.num_freed(m.blocks) for m in members]
+            check_shared(block.of_members(), members, freed, self.writers)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
         """Check lengths, budget and stops of the rows that ran."""
@@ -310,7 +314,7 @@ def check_visibility(
 ) -> None:
     """INV-3 and INV-4: position by position, each query sees one slot, of its own row, with the right token.
 
-    Positions that a window or a chunk hides are counted here from the query's own, apart from what makes masks.
+    What windows and chunks hide is counted here from the query's own position, apart from what makes masks.
     """
     assert block.tags is not None
     sequence, position, token = block.tags.unbind(dim=-1)
@@ -322,9 +326,9 @@ def check_visibility(
     position = position.clamp(0, table.shape[1] - 1)
     seen = torch.zeros(*expected.shape, table.shape[1], dtype=torch.long, device=table.device)
     seen.scatter_add_(2, position[:, None].expand(visible.shape), visible.long())
-    first = {"full": expected * 0, "window": expected + 1 - span.size, "chunk": expected - expected % max(span.size, 1)}
+    first = _first_visible(expected, span)
     every = torch.arange(table.shape[1], device=table.device)
-    wanted = (every <= expected[..., None]) & (every >= first[span.kind][..., None])
+    wanted = (every <= expected[..., None]) & (every >= first[..., None])
     miscounted = real[..., None] & (seen != wanted.long())
     if miscounted.any():
         row, at, where = miscounted.nonzero()[0].tolist()
@@ -339,27 +343,27 @@ def check_visibility(
     _report(stale, "INV-4", expected, "the row's own token at that position", block.tags)
 
 
-def check_shared(block: Block, members: Seq[Sequence], writers: Mapping[int, Sequence]) -> None:
-    """INV-18: what a row has found was cached behind the row's own tokens, all of them.
+def check_shared(block: Block, members: Seq[Sequence], freed: Seq[int], writers: Mapping[int, Sequence]) -> None:
+    """INV-18: what a row has found, and not freed, was cached behind the row's own tokens, all of them.
 
     Tags name who has written each slot, and its text is compared, so that nothing is taken from the prefix cache. The
     first columns of a row are its first positions wherever blocks can be shared.
     """
     assert block.tags is not None
     for row, member in enumerate(members):
-        found = [] if member.finished else block.tags[row, : member.num_prefix_hits].tolist()
+        found = [] if member.finished else block.tags[row, freed[row] : member.num_prefix_hits].tolist()
         for writer, last in {writer: position for writer, position, _ in found}.items():
             own, behind = member.token_ids[: last + 1], writers[writer].token_ids[: last + 1]
             told = f"position {last} of sequence {writer}, cached behind {behind[:-1]}"
             require_invariant(own == behind, "INV-18", row=row, expected=own, found=told)
 
 
-def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:
-    """INV-4 numerically: K/V of a row's cached tokens against a fresh forward pass over them."""
+def check_kv(sequence: Sequence, found: Tensor, model: Any, freed: int = 0) -> None:
+    """INV-4 numerically: K/V of a row's cached tokens, those that it has not freed, against a fresh forward pass."""
     num_cached = found.shape[3]
-    if num_cached == 0:
+    if num_cached <= freed:
         return
-    fresh = model.fresh_kv(sequence.token_ids[:num_cached])
+    found, fresh = found[:, :, :, freed:], model.fresh_kv(sequence.token_ids[:num_cached])[:, :, :, freed:]
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(found.dtype, 0.25)
     if model.kv_shape.states or model.kv_shape.float32_softmax:
         tolerance = max(tolerance, FLOAT32_TOLERANCE)
@@ -367,6 +371,26 @@ def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:
     require_invariant(
         error <= tolerance, "INV-4", row=sequence.index, expected=f"K/V within {tolerance}", found=f"{error:.3g} off"
     )
+
+
+def check_freed(sequence: Sequence, layouts: Seq[Layout]) -> None:
+    """INV-26: the earliest query that may still come sees nothing of what was given back, so no later one does.
+
+    It is behind what every model has cached, or at one of the last tokens, which may be fed again.
+    """
+    query = min(sequence.cached_by_all, sequence.seq_len - MOST_LAG)
+    for layout in layouts:
+        if freed := layout.num_freed(sequence.blocks):
+            first = min(_first_visible(query, span) for span in layout.shape.spans or (FULL,))
+            seen = f"all that the query at position {query} sees, from {first} on"
+            require_invariant(
+                freed <= first, "INV-26", row=sequence.index, expected=seen, found=f"{freed} positions given back"
+            )
+
+
+def _first_visible(query: Any, span: Span) -> Any:
+    """First position that a query, or each of several, sees in its row."""
+    return {"full": query * 0, "window": query + 1 - span.size, "chunk": query - query % max(span.size, 1)}[span.kind]
 
 
 def check_state_tag(sequence: Sequence, count: int, states: StateStore) -> None:

@@ -73,9 +73,9 @@ def example(fault: Fault | None, number: int) -> Case:
 def applies(fault: Fault | None, detector: str) -> bool:
     """Whether the detector can be asked.
 
-    Recorded rounds are checked on the host only, the script is greedy and the draft's, under the rules of
-    rejection only the law is that of plain decoding, a cancelled row has not all of its tokens, and the sampling test
-    is of a rule that the fault names.
+    Recorded rounds are checked on the host only, the script is greedy, the draft's and goes by a token that windows may
+    hide, under the rules of rejection only the law is that of plain decoding, a cancelled row has not all of its
+    tokens, and the sampling test is of a rule that the fault names.
     """
     if fault is None:
         return True
@@ -85,7 +85,7 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": has_the_oracles_tokens,
-        "acceptance": not {"acceptance", "own", "architecture"} & settings.keys()
+        "acceptance": not {"acceptance", "own", "architecture", "windowed_layers"} & settings.keys()
         and settings.get("drafter", "model") in SCRIPTED,
         "report": has_the_oracles_tokens,
         "sampling": "acceptance" in settings,

@@ -47,8 +47,7 @@ def _pair_of(fault: Fault) -> Pair:
         return random_pair(settings["architecture"], vocab_size=VOCAB_SIZE)
     return table_pair(
         mixed_script(),
-        sliding_window=settings.get("sliding_window"),
-        recurrent=settings.get("recurrent", False),
+        **{name: settings[name] for name in ("sliding_window", "windowed_layers", "recurrent") if name in settings},
     )
 
 

@@ -15,6 +15,7 @@ from refimpl.scheduling.kv_allocator import PagedKVAllocator
 PAGED: dict[str, Any] = {"layouts": ("paged",), "schedulers": ("fifo",), "settings": {"block_size": 2}}
 SHORT: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "spare_blocks": 0}}
 UNSHARED: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "prefix_sharing": False}}
+WINDOWED: dict[str, Any] = PAGED | {"settings": UNSHARED["settings"] | {"sliding_window": 3, "windowed_layers": 2}}
 
 
 @fault(
@@ -109,6 +110,33 @@ def position_taken_for_slot(original: Any) -> Any:
 def place_in_block_forgotten(original: Any) -> Any:
     """Entries go to the right block, each to its first place."""
     return lambda self, position: original(self, position) // self.store.columns * self.store.columns
+
+
+@fault(PagedKVAllocator, "_num_unseen", "output", "INV-26", **WINDOWED, sources=("sgl-project/sglang#22470",))
+def window_frees_a_block_too_early(original: Any) -> Any:
+    """The block at the far end of a window is given back while the window still reaches into it.
+
+    Rows that outgrow the window read what another request has written since.
+    """
+    return lambda self, sequence: original(self, sequence) + 1
+
+
+@fault(PagedKVAllocator, "_num_unseen", "output", "INV-26", **WINDOWED, sources=("vllm-project/vllm#47728",))
+def window_counted_from_rejected_drafts(original: Any) -> Any:
+    """Blocks in front of a window are given back as if all that the round may have drafted had been accepted.
+
+    Long rows go wrong after a rejection, when the window has to reach back again.
+    """
+
+    def num_unseen(self: PagedKVAllocator, sequence: Sequence) -> int:
+        first_seen = self.first_seen
+        self.first_seen = first_seen and (lambda query: first_seen(query + self.span))
+        try:
+            return original(self, sequence)
+        finally:
+            self.first_seen = first_seen
+
+    return num_unseen
 
 
 @fault(Engine, "_preempt", "nothing", "INV-19", **SHORT)

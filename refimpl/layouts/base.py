@@ -98,6 +98,10 @@ class Layout(ABC):
         """Tokens of a block of the pool; 0 where rows have no blocks."""
         return 0
 
+    def num_freed(self, blocks: Seq[int]) -> int:
+        """Leading positions of a row with these blocks that it has given back, as no later query sees them."""
+        return 0
+
     @property
     def width(self) -> int:
         """Columns before the next block's first query."""

@@ -34,7 +34,8 @@ class PagedLayout(Layout):
     """Position p is in block ``blocks[p // block_size]`` of the row, at place ``p % block_size``.
 
     A pass gathers whole blocks to the rectangle that `inplace` would view, so both compute the same bits. Tokens that a
-    row has no block for (pads, positions beyond its budget, finished rows) are written to the scratch block.
+    row has no block for (pads, positions beyond its budget, finished rows) are written to the scratch block, which also
+    stands for blocks that a row has given back in front of its windows.
     """
 
     _of_round: BlockTables | None = None
@@ -70,6 +71,10 @@ class PagedLayout(Layout):
         """The blocks side by side, up to num_cached."""
         blocks = torch.tensor(self.rows[row].blocks, dtype=torch.long, device=self.shape.device)
         return self.pool.data[:, :, :, blocks].flatten(3, 4)[:, :, :, : self.rows[row].num_cached]
+
+    def num_freed(self, blocks: Seq[int]) -> int:
+        """Those of blocks in whose place scratch stands."""
+        return blocks.count(self.pool.rows - 1) * self.pool.columns
 
     @property
     def block_size(self) -> int:

@@ -27,5 +27,12 @@ class Span(NamedTuple):
         near = kernels.in_window if self.kind == "window" else kernels.in_chunk
         return near(slot, query, self.size)
 
+    def start(self, query: int) -> int:
+        """First position that queries from this one on may see; it may lie before the row."""
+        if self.kind == "full":
+            return 0
+        start = kernels.window_start if self.kind == "window" else kernels.chunk_start
+        return start(query, self.size)
+
 
 FULL = Span()

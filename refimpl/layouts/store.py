@@ -350,7 +350,8 @@ class RowState(NamedTuple):
         seq_len: real tokens.
         num_cached: leading tokens whose K/V this model holds.
         finished: True for a row that a static batch still carries.
-        blocks: that hold its K/V, in order of position; empty where the layout has none.
+        blocks: that hold its K/V, in order of position, the pool's scratch for those that were given back; empty where
+            the layout has none.
     """
 
     slot: int

@@ -10,9 +10,9 @@ model, but every number is an exact integer below 2^53, so equality needs no tol
 | logits after a query      | the query's position, and the sum of the layer-1 entries that it sees     |
 
 The sum stands for the multiset of visible (token, position) pairs, as attention does: it knows no order beyond the
-positions, and the second layer remembers what was visible when an entry was written. Layer 0 may look back through a
-window, or keep its sum as a recurrent state. `fresh_row` and `fresh_kv` compute the same from the plain prefix, in
-Python integers, without masks, positions tensors or stores.
+positions, and the second layer remembers what was visible when an entry was written. Layer 0, or both, may look back
+through a window, and layer 0 keep its sum as a recurrent state. `fresh_row` and `fresh_kv` compute the same from the
+plain prefix, in Python integers, without masks, positions tensors or stores.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class TableModel:
     Args:
         vocab_size: width of its logits.
         salt: two models of different salt have nothing in common.
-        sliding_window: positions that layer 0 sees; None for all.
+        sliding_window: positions that the first `windowed_layers` see; None for all.
         recurrent: whether layer 0 keeps the sum of a row's entries, in place of looking back at them.
     """
 
@@ -78,11 +78,13 @@ class TableModel:
         salt: int = 0,
         sliding_window: int | None = None,
         recurrent: bool = False,
+        windowed_layers: int = 1,
     ):
         self.vocab_size = vocab_size
         self.max_positions = MAX_POSITIONS
         self.recordable, self.mixes_rows, self.forward_packed, self.maskless_queries = True, False, None, 0
-        self.spans = (Span("window", sliding_window) if sliding_window else FULL, FULL)
+        window = Span("window", sliding_window) if sliding_window else FULL
+        self.spans = tuple(window if layer < windowed_layers else FULL for layer in range(NUM_LAYERS))
         spans = self.spans if sliding_window else ()
         states = (STATE,) if recurrent else ()
         self.kv_shape = KVShape(NUM_LAYERS, 1, 2, torch.float64, torch.device("cpu"), spans=spans, states=states)
@@ -209,15 +211,15 @@ class ScriptedDraft(TableModel):
 
     Args:
         script: first token of a row → agreement by position of the proposed token; True beyond the end. Rows that
-            begin with another token agree everywhere.
+            begin with another token agree everywhere; where windows hide it, rows follow the first script.
         vocab_size: that of the target.
         settings: the target's others.
     """
 
     def __init__(self, script: Script, vocab_size: int = VOCAB_SIZE, **settings: Any):
         super().__init__(vocab_size, **settings)
-        self._agrees = torch.ones(vocab_size, MAX_POSITIONS + 1, dtype=torch.bool)
-        for first, pattern in script.items():
+        self._agrees = torch.ones(vocab_size + 1, MAX_POSITIONS + 1, dtype=torch.bool)
+        for first, pattern in [*script.items(), *((-1, pattern) for pattern in [*script.values()][:1])]:
             self._agrees[first, : len(pattern)] = torch.tensor(list(pattern), dtype=torch.bool)
 
     def agrees(self, first: int, position: int) -> bool:
@@ -233,7 +235,8 @@ class ScriptedDraft(TableModel):
         self, first: Float[Tensor, "batch q"], state: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"]
     ) -> Float[Tensor, "batch q v"]:
         """Logits of rows that begin with the token `first` - 1."""
-        logits, lane = self._logits(state, position), (first.long() - 1).clamp(0, self.vocab_size - 1)
+        hidden = 0 if FULL in self.spans else -1
+        logits, lane = self._logits(state, position), (first.long() - 1).clamp(hidden, self.vocab_size - 1)
         spoiled = logits.scatter(-1, logits.argmax(-1, keepdim=True), -1.0)
         return torch.where(self._agrees[lane, position + 1][..., None], logits, spoiled)
 
@@ -286,9 +289,9 @@ def unrelated_pair() -> Pair:
     return Pair(TableModel(), TableModel(salt=UNRELATED), vocab_size=VOCAB_SIZE, name="unrelated", head=head)
 
 
-def greedy_continuation(prompt: Seq[int], num_tokens: int, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> list[int]:
-    """Tokens that the integer model generates greedily after a prompt: ties go to the lowest id."""
-    row = _PlainRow(TableModel(vocab_size, salt))
+def greedy_continuation(prompt: Seq[int], num_tokens: int, **settings: Any) -> list[int]:
+    """Tokens that the integer model of these settings generates greedily after a prompt: ties go to the lowest id."""
+    row = _PlainRow(TableModel(**settings))
     for token in prompt:
         row.append(token)
     generated: list[int] = []

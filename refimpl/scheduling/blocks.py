@@ -23,6 +23,8 @@ class BlockPool:
         block_size: tokens of a block.
 
     Attributes:
+        null_block: in a table, stands for a block that was given back while its row goes on; where the layout writes
+            what belongs nowhere.
         free: blocks that nobody uses, and whose text is not known.
         idle: blocks that nobody uses, and whose text can be found; the one used longest ago comes first.
         prefix_cache: what full blocks hold, as far as they may be shared.
@@ -30,7 +32,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int):
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.null_block = num_blocks, block_size, num_blocks
         self.free = list(range(num_blocks))[::-1]
         self.idle: OrderedDict[int, None] = OrderedDict()  # its first is found at once, however many have left
         self.prefix_cache = PrefixCache()
@@ -85,10 +87,11 @@ class BlockPool:
         Raises:
             InvariantViolation: they do not fit together (INV-13), or blocks are lost (INV-15).
         """
-        counts = [0] * self.num_blocks
+        counts = [0] * (self.num_blocks + 1)
         for table in tables:
             for block in table:
                 counts[block] += 1
+        counts.pop()  # of the null block
         if counts != self.refs:
             self._refuse(f"references {counts}", self.refs)
         unused, found = [b for b, count in enumerate(counts) if count == 0], sorted([*self.free, *self.idle])

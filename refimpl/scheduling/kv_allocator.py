@@ -1,10 +1,11 @@
 """Room for K/V as a scheduler sees it: who may enter, who must leave so that a round can run."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Seq
 from typing import Generic, Literal
 
 from refimpl.core.invariants import InvariantViolation
+from refimpl.core.sequence import MOST_LAG
 from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.pool import T
 from refimpl.scheduling.prefix_cache import NOTHING
@@ -16,6 +17,7 @@ class KVAllocator(Generic[T]):
     """Room without an end: every sequence of the window has a place of its own for its whole budget."""
 
     num_blocks: int | None = None  # of the pool, where there are blocks
+    first_seen: Callable[[int], int] | None = None  # where blocks that no later query sees are given back
 
     @property
     def num_blocks_used(self) -> int | None:
@@ -64,11 +66,20 @@ class PagedKVAllocator(KVAllocator[T]):
             of texts, what rounds have written included.
         in_chunks: whether a prompt is cached in chunks after its sequence has entered; what they fill can be found from
             then on.
+        first_seen: first position that queries from a given one on may see; None where some layer sees all of a row.
     """
 
-    def __init__(self, pool: BlockPool, span: int, shares: Sharing = "nothing", *, in_chunks: bool = False):
+    def __init__(
+        self,
+        pool: BlockPool,
+        span: int,
+        shares: Sharing = "nothing",
+        *,
+        in_chunks: bool = False,
+        first_seen: Callable[[int], int] | None = None,
+    ):
         self.pool, self.span, self.num_blocks = pool, span, pool.num_blocks
-        self.shares, self.in_chunks = shares, in_chunks
+        self.shares, self.in_chunks, self.first_seen = shares, in_chunks, first_seen
 
     @property
     def num_blocks_used(self) -> int:
@@ -82,6 +93,7 @@ class PagedKVAllocator(KVAllocator[T]):
             cached = sequence.seq_len - 1 - sequence.to_prefill
             rest = [max(0, cached - i * size) for i in range(len(sequence.blocks))]
             filled |= {block: min(size, more) for block, more in zip(sequence.blocks, rest, strict=True)}
+        filled.pop(self.pool.null_block, None)
         return sum(filled.values())
 
     def prefix_tokens(self, sequence: T) -> int:
@@ -116,7 +128,7 @@ class PagedKVAllocator(KVAllocator[T]):
         return True
 
     def settle(self, members: Iterable[T]) -> None:
-        """Give back what only rejected drafts needed; blocks that have become full can be found."""
+        """Give back what only rejected drafts needed, or nobody sees any more; full blocks can be found."""
         size, notes = self.pool.block_size, self.shares == "texts"
         for member in members:
             if notes:
@@ -125,11 +137,13 @@ class PagedKVAllocator(KVAllocator[T]):
                 self.leave(member)
             elif (keep := blocks_for(member.seq_len - 1, size)) < len(member.blocks):
                 self._cut(member, keep)
+            self._free_unseen(member)
 
     def note_chunks(self, sequences: Iterable[T]) -> None:
-        """Blocks that chunks of these prompts have filled can be found."""
+        """Blocks that chunks of these prompts have filled can be found, as those of rounds."""
         for sequence in sequences:
             self._note_prompt(sequence, sequence.cached_by_all)
+            self._free_unseen(sequence)
 
     def leave(self, sequence: T) -> None:
         """Give back all of a sequence."""
@@ -175,8 +189,8 @@ class PagedKVAllocator(KVAllocator[T]):
         """Let the sequence's full blocks be found, of so many tokens."""
         size, texts, blocks = self.pool.block_size, self.pool.prefix_cache, sequence.blocks
         full = min(cached // size, len(blocks))
-        if full == 0 or blocks[full - 1] in texts:  # no block has become full
-            return
+        if full == 0 or blocks[full - 1] in texts or blocks[full - 1] == self.pool.null_block:
+            return  # no block has become full
         known = next((i for i in range(full, 0, -1) if blocks[i - 1] in texts), 0)
         for i in range(known, full):
             texts.note(blocks[i], blocks[i - 1] if i else None, sequence.block_tokens(i * size, (i + 1) * size))
@@ -191,8 +205,11 @@ class PagedKVAllocator(KVAllocator[T]):
     def _check_shared(self, sequence: T) -> None:
         """Blocks that the sequence has found, and those that others name, too: what has no text is one row's."""
         size, texts, before = self.pool.block_size, self.pool.prefix_cache, NOTHING
-        for i, block in enumerate(sequence.blocks):
+        freed = sequence.blocks.count(self.pool.null_block)
+        for i, block in enumerate(sequence.blocks[freed:], freed):
             text = texts.of(block)
+            if 0 < i == freed and text is not None:  # what was before it is gone
+                before = text.before
             if text is None and self.pool.refs[block] > 1:
                 found = f"block {block} is in {self.pool.refs[block]} tables"
                 raise InvariantViolation("INV-14", row=sequence.ticket, expected="one table", found=found)
@@ -227,5 +244,24 @@ class PagedKVAllocator(KVAllocator[T]):
 
     def _cut(self, sequence: T, keep: int) -> None:
         """Give back blocks; the last first, so that of a text its end is forgotten before its beginning."""
-        self.pool.give_back(sequence.blocks[keep:][::-1])
+        self.pool.give_back(block for block in sequence.blocks[keep:][::-1] if block != self.pool.null_block)
         del sequence.blocks[keep:]
+
+    def _free_unseen(self, sequence: T) -> None:
+        """Give back the blocks in front of what later queries see."""
+        blocks, null_block = sequence.blocks, self.pool.null_block
+        stop = min(self._num_unseen(sequence), len(blocks))
+        start = next((i + 1 for i in reversed(range(stop)) if blocks[i] == null_block), 0)
+        self.pool.give_back(blocks[start:stop][::-1])
+        blocks[start:stop] = [null_block] * (stop - start)
+
+    def _num_unseen(self, sequence: T) -> int:
+        """Leading blocks that no later query sees.
+
+        The earliest one is behind what every model has cached, or one of the last tokens, that are fed again. Where
+        blocks can be found, one more stays: the next that becomes full is noted behind it.
+        """
+        if self.first_seen is None:
+            return 0
+        first = self.first_seen(min(sequence.cached_by_all, sequence.seq_len - MOST_LAG))
+        return max(0, first // self.pool.block_size - (self.shares != "nothing"))

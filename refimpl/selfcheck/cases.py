@@ -71,7 +71,7 @@ class Case:
         joint_prefill: where the other settings allow it.
         recurrent: whether the table pair keeps states.
         architecture: of a random pair in place of the table pair, whose drafts follow no script.
-        sliding_window: of the table pair's layer 0; None: it sees all of a row.
+        sliding_window: of the table pair's first `windowed_layers`; None: they see all of a row.
         spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
     """
 
@@ -100,6 +100,7 @@ class Case:
     execution: ExecutionName = "serial"
     joint_prefill: bool = False
     sliding_window: int | None = None
+    windowed_layers: int = 1
     recurrent: bool = False
     architecture: str = ""
 
@@ -113,9 +114,8 @@ class Case:
         """The table model with this case's script, its tokens spelt as letters; or another pair, built once."""
         if self.architecture:
             return _random_pair(self.architecture)
-        return replace(
-            table_pair(self.script, sliding_window=self.sliding_window, recurrent=self.recurrent), tokenizer=Letters()
-        )
+        windows = {"sliding_window": self.sliding_window, "windowed_layers": self.windowed_layers}
+        return replace(table_pair(self.script, recurrent=self.recurrent, **windows), tokenizer=Letters())
 
     @property
     def script(self) -> dict[int, tuple[bool, ...]]:

@@ -118,11 +118,12 @@ SAMPLING = st.fixed_dictionaries(
 
 
 def table_layers(drafting: DraftingConfig, *, recurrent: bool) -> st.SearchStrategy[dict[str, Any]]:
-    """What layer 0 of the table pair is: full attention, a window, or a recurrent state."""
+    """What layers of the table pair are: full attention, windows, or a recurrent state."""
     if drafting.drafter == "head":  # it sums up all that the target has cached
         return st.just({})
     states = [{"recurrent": True}] * 3 if recurrent else []
-    return st.sampled_from([{}, {"sliding_window": 1}, {"sliding_window": 3}, *states])
+    windows = [{"sliding_window": size, "windowed_layers": layers} for layers in (1, 2) for size in (1, 3)]
+    return st.sampled_from([{}, *windows, *states])
 
 
 @st.composite

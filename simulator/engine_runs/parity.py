@@ -78,7 +78,7 @@ def replay_scenario(
     Raises:
         InputError: the run's requests differ in their drafts a round, which a scenario's do not; lookups or a head
             drafted for positions that a rollback gave up, for which they may have proposed others before, or acceptance
-            was forced there; rows shared prompts alone, or a request was cancelled.
+            was forced there; rows shared prompts alone, windows freed blocks, or a request was cancelled.
     """
     header = trace.header
     again = header["layout"] == "rollback"
@@ -116,6 +116,8 @@ def _require_replayable(trace: EngineTrace) -> None:
     require(
         not prompts_alone, f"{where}: under shape_stable rows share prompts alone, in a scenario all of their texts"
     )
+    freed = f"{where}: rows gave back what their windows no longer saw; in a scenario they keep all of their blocks"
+    require(not header.get("frees_unseen"), freed)
     ended = set(trace.rows.loc[trace.rows["finished"].astype(bool), "sequence"])
     left = min(set(range(header["num_sequences"])) - ended, default=None)
     require(left is None, f"{where}: sequence {left} was cancelled, which a scenario cannot replay")

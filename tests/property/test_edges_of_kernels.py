@@ -1,5 +1,7 @@
 """Kernels where they turn: at equality, at zero."""
 
+from itertools import product
+
 import pytest
 
 from refimpl.core import kernels
@@ -21,6 +23,15 @@ def test_a_window_and_a_chunk_are_the_positions_they_name():
     assert [[slot for slot in range(9) if kernels.in_chunk(slot, query, 3)] for query in (2, 3, 8)] == [
         [0, 1, 2], [3, 4, 5], [6, 7, 8],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inside", "start"), [(kernels.in_window, kernels.window_start), (kernels.in_chunk, kernels.chunk_start)]
+)
+def test_nothing_in_front_of_a_start_is_seen_from_a_query_on_and_the_start_is(inside, start):
+    for size, query in product(range(1, 6), range(12)):
+        seen = {slot for later in range(query, query + 12) for slot in range(later + 1) if inside(slot, later, size)}
+        assert min(seen) == max(0, start(query, size))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition
 from hypothesis.stateful import rule as step
+from transformers import MistralConfig
 
 from refimpl import InputError, Request, generate, verify
 from refimpl.core import kernels
@@ -17,6 +18,8 @@ from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
+from refimpl.pairs import make_pair
+from refimpl.pairs.random_pairs import random_models
 from refimpl.requests import prepare
 from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, blocks_for
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
@@ -199,6 +202,58 @@ def test_only_the_longest_row_must_fit(llama):
 def test_a_block_size_is_a_power_of_two(llama, size):
     with pytest.raises(InputError, match="block_size must be one of"):
         generate(llama, [[1]], method="paged", block_size=size)
+
+
+def windowed_pair(dtype):
+    config = MistralConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, sliding_window=16,
+    )  # fmt: skip
+    return make_pair(*random_models(config, seed=1, dtype=dtype, draft_noise=0.02), stop_token_ids=())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scheduler", ["fifo", "continuous"])
+def test_blocks_in_front_of_windows_are_given_back_and_the_bits_are_those_of_inplace(scheduler, dtype):
+    """A row that decodes has the blocks of 16 positions, and one more, which the next text is noted behind."""
+    pair, prompts = windowed_pair(dtype), [[5, 7], [1 + i % 60 for i in range(70)], [3, 1, 4, 1, 5] * 5]
+    settings = SETTINGS | {"max_new_tokens": 50, "token_budget": 24 if scheduler == "continuous" else None}
+    wanted = generate(pair, prompts, method=f"inplace+{scheduler}", **settings)
+    config = make_config(method=f"paged+{scheduler}", block_size=8, checks="oracle", **settings)
+    engine = Engine(pair, prepare(pair, prompts, config), config)
+    found, most = [[] for _ in prompts], 0
+    while not engine.scheduler.done:
+        record = engine.run_one_round()
+        for row in record.rows:
+            found[row.sequence] += row.logprobs
+            blocks = engine.sequences[row.sequence].blocks
+            most = max(most, len(blocks) - blocks.count(engine.scheduler.allocator.pool.null_block))
+    assert [list(s.logprobs) for s in wanted.sequences] == found
+    assert most == 4
+    assert [s.generated for s in engine.sequences] == [stock_tokens(pair, prompt, 50) for prompt in prompts]
+
+
+def stock_tokens(pair, prompt, count):
+    """By transformers alone."""
+    ids = torch.tensor([prompt])
+    more = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    model = pair.target.model
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **more)[
+        0, len(prompt) :
+    ].tolist()
+
+
+def test_rows_that_give_back_blocks_leave_room_for_others():
+    """With a layer that sees all of a row, the same pool is short, and rows are sent back."""
+    preempted = []
+    for layers in (1, 2):
+        rows = tuple(Row((7, 1 + i, 2), 40) for i in range(8))
+        case = Case(rows, "paged", "fifo", 4, block_size=4, spare_blocks=5, sliding_window=5, windowed_layers=layers)
+        run = run_case(case, checks="oracle")
+        assert run.outputs == oracle_outputs(case)
+        preempted.append(run.stats.num_preemptions)
+    assert preempted[0] > 4
+    assert preempted[1] == 0
 
 
 @given(cases())

@@ -9,12 +9,12 @@ import torch
 from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, run_state_machine_as_test
 from hypothesis.stateful import rule as step
 
 from refimpl import Request, generate
 from refimpl.core.invariants import InvariantViolation
-from refimpl.core.sequence import Sequence
+from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.decoding import engine
 from refimpl.faults import FAULTS, sharing_faults
 from refimpl.models.table_model import VOCAB_SIZE
@@ -31,9 +31,15 @@ texts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 class Residents(RuleBasedStateMachine):
     """A room beside a memory that says which text each slot was written for, as K/V depend on all tokens before."""
 
-    def __init__(self):
-        super().__init__()
-        self.allocator, self.rows, self.memory = PagedKVAllocator(BlockPool(9, SIZE), SPAN, "texts"), [], {}
+    @initialize(window=st.sampled_from([None, 1, 3]), shares=st.sampled_from(["texts", "texts", "nothing"]))
+    def open(self, window, shares):
+        first_seen = window and (lambda query: query + 1 - window)
+        self.allocator = PagedKVAllocator(BlockPool(9, SIZE), SPAN, shares, first_seen=first_seen)
+        self.window, self.rows, self.memory = window, [], {}
+
+    def first_seen(self, row):
+        """By the earliest query that may come."""
+        return max(0, min(row.cached_by_all, row.seq_len - MOST_LAG) + 1 - self.window) if self.window else 0
 
     def write(self, row, start, stop, tokens):
         for position in range(start, stop):
@@ -63,6 +69,9 @@ class Residents(RuleBasedStateMachine):
             row.draft_cached = row.seq_len - data.draw(st.integers(1, 2))
         self.allocator.settle(members)
         self.rows = [row for row in self.rows if not row.finished]
+        for row in (row for row in members if not row.finished):
+            unseen = self.first_seen(row) // SIZE
+            assert row.blocks.count(self.allocator.pool.null_block) in (unseen, max(0, unseen - 1))
 
     @precondition(lambda self: self.rows)
     @step(data=st.data())
@@ -75,8 +84,9 @@ class Residents(RuleBasedStateMachine):
     def a_row_reads_its_own_text(self):
         self.allocator.check(self.rows)
         for row in self.rows:
-            seen = [self.memory[row.blocks[p // SIZE], p % SIZE] for p in range(row.cached_by_all)]
-            assert seen == [tuple(row.token_ids[: p + 1]) for p in range(row.cached_by_all)]
+            seen = range(self.first_seen(row), row.cached_by_all)
+            held = [self.memory[row.blocks[p // SIZE], p % SIZE] for p in seen]
+            assert held == [tuple(row.token_ids[: p + 1]) for p in seen]
 
     @invariant()
     def what_is_found_is_what_was_written(self):
@@ -88,7 +98,8 @@ class Residents(RuleBasedStateMachine):
 TestResidents = Residents.TestCase
 TWINS = FAULTS["second-copy-numbered-as-the-latest-text"]
 OF_SHARING = [fault for fault in FAULTS.values() if fault.make.__module__ == sharing_faults.__name__]
-OF_ROOMS = [fault for fault in OF_SHARING if fault.owner is not engine and fault is not TWINS]
+OF_WINDOWS = [fault for fault in FAULTS.values() if fault.invariant == "INV-26"]
+OF_ROOMS = [fault for fault in OF_SHARING if fault.owner is not engine and fault is not TWINS] + OF_WINDOWS
 
 
 @pytest.mark.parametrize("fault", OF_ROOMS, ids=lambda fault: fault.name)
@@ -256,6 +267,24 @@ def test_what_a_round_has_cached_of_a_prompt_can_be_found_while_the_rest_waits()
     scheduler.submit([second])
     assert scheduler.admit() == [second]
     assert (chunk.count, second.num_prefix_hits) == (11, 10)
+
+
+@pytest.mark.parametrize("shares", ["texts", "prompts"])
+def test_what_a_row_has_freed_is_not_noted_again(shares):
+    """A preempted row caches its text anew, more of it than its prompt; others take what it frees."""
+    room = PagedKVAllocator(BlockPool(9, 2), 2, shares, in_chunks=True, first_seen=lambda query: query)
+    row = Sequence(0, list(range(4)), 20)
+    row.token_ids = list(range(12))
+    assert room.enter(row, [])
+    for cached in range(12):
+        row.target_cached = row.draft_cached = cached
+        room.note_chunks([row])
+        room.check_round([row])
+        room.pool.give_back(room.pool.take(room.pool.num_free))
+    assert room.pool.null_block not in room.pool.prefix_cache
+    assert row.blocks.count(room.pool.null_block) == 4
+    room.leave(row)
+    assert entered(room, range(12)).num_prefix_hits == 0
 
 
 def test_a_block_that_can_be_found_is_not_written():

@@ -21,28 +21,31 @@ from refimpl.scheduling import PagedKVAllocator
 BUDGET, BLOCK, BLOCKS = 7, 2, 9  # the longest row takes 8 of them
 COMMON = [3, 1, 4, 1, 5, 9]
 PROMPTS = [[*COMMON[:cut], *tail] for tail in ([2], [7, 1]) for cut in (0, 1, 2, 3, 4, 5, 6)] * 2
-PAIR = table_pair(mixed_script())
+WINDOWED = {"sliding_window": 3, "windowed_layers": 2}
 
 
 class Service(RuleBasedStateMachine):
     """A small pool, to which sequences come at any moment."""
 
     @initialize(
-        scheduler=strategies.sampled_from(["fifo", "static", "grouped", "continuous"]), k=strategies.integers(0, 3)
+        scheduler=strategies.sampled_from(["fifo", "static", "grouped", "continuous"]),
+        k=strategies.integers(0, 3),
+        layers=strategies.sampled_from([{}, WINDOWED]),
     )
-    def open(self, scheduler, k):
+    def open(self, scheduler, k, layers):
+        pair, self.layers = table_pair(mixed_script(), **layers), layers
         config = make_config(
             method=f"paged+{scheduler}",
             batch_size=3,
             num_speculative_tokens=k,
             max_new_tokens=BUDGET,
             block_size=BLOCK,
-            kv_memory_gib=pool_gib(PAIR, BLOCKS, BLOCK),
+            kv_memory_gib=pool_gib(pair, BLOCKS, BLOCK),
             token_budget=k + 3 if scheduler == "continuous" else None,
             checks="device",
         )
-        self.rows = prepare(PAIR, PROMPTS, config)
-        self.engine = Engine(PAIR, [], config, expected=self.rows)
+        self.rows = prepare(pair, PROMPTS, config)
+        self.engine = Engine(pair, [], config, expected=self.rows)
         self.outside, self.cancelled = list(self.rows), set()
         self.decided = {row.index: [0, 0] for row in self.rows}  # drafts accepted, and decided on
 
@@ -82,7 +85,7 @@ class Service(RuleBasedStateMachine):
     @invariant()
     def rows_have_what_the_oracle_generates(self):
         for row in getattr(self, "rows", ()):
-            wanted = greedy_continuation(row.token_ids[: row.prompt_len], BUDGET)
+            wanted = greedy_continuation(row.token_ids[: row.prompt_len], BUDGET, **self.layers)
             end = None if row.stop_reason == "length" else row.num_generated
             assert row.generated == wanted[:end]
 
