@@ -209,7 +209,8 @@ class Trial:
         return True
 
     def _check_case(self, case: EngineCase) -> None:
-        self._case = case
+        settled = getattr(self.subject.engine, "settled", lambda prompt: prompt)
+        case = self._case = replace(case, prompts=tuple(map(settled, case.prompts)))
         self.subject.watch.require_time()
         self.subject.watch.tell(self.name, self._asked, self._planned)
         self._asked += 1

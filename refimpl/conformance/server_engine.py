@@ -1,5 +1,7 @@
 """An engine behind an OpenAI-compatible server: each row is a request to ``/v1/completions`` with token ids as prompt.
 
+A server that refuses ids gets texts; prompts are then those whose ids are the tokens of their text.
+
 What a server offers is probed once. A probe finds only what is refused or has no effect; whether the rest is right, the
 properties judge. A request is sent again only where the server says that it is busy (429, 503), never after an answer.
 """
@@ -75,6 +77,7 @@ class ServerEngine(Remote):
 
     Attributes:
         decode: ids to text; None without a ``tokenizer.json``.
+        takes_texts: whether prompts are sent as texts.
 
     Raises:
         InputError: there is no such server or model, it wants a key, or its vocabulary cannot be told.
@@ -82,7 +85,7 @@ class ServerEngine(Remote):
 
     def __init__(self, url: str, model: str | None = None, tokenizer: Path | None = None, timeout_s: float = 60.0):
         super().__init__(timeout_s)
-        self.url, self._extras, self._stops = url.rstrip("/"), dict(EXTRAS), True
+        self.url, self._extras, self._stops, self.takes_texts = url.rstrip("/"), dict(EXTRAS), True, False
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx2.AsyncClient(headers=headers, timeout=None, limits=httpx2.Limits(max_connections=None))
@@ -97,6 +100,10 @@ class ServerEngine(Remote):
             NotSupported: it refuses, or was found to ignore what is asked for.
         """
         return self.wait(self._answer(prompts, settings))
+
+    def settled(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """A prompt that can be sent: where that is a text, the tokens of the text of these ids."""
+        return tuple(self._tokenizer.encode(self.decode(prompt)).ids) if self.takes_texts else prompt
 
     async def _leave(self) -> None:
         await self._client.aclose()
@@ -126,11 +133,14 @@ class ServerEngine(Remote):
     async def _row(self, prompt: list[int], own: RowSettings, settings: EngineSettings, row: int = 0) -> _Row:
         if own.stop_token_ids and not self._stops:
             raise NotSupported("the server ignores stop_token_ids")
+        if self.settled(tuple(prompt)) != tuple(prompt):
+            raise NotSupported("the server takes texts, and the ids of a prompt are not the tokens of any")
         leaves = settings.cancel_after[row] if settings.cancel_after else None
         body = self._extras | {
             "model": self.model, "prompt": prompt, "max_tokens": own.max_new_tokens, "temperature": own.temperature,
             "top_p": 1.0,
         }  # fmt: skip
+        body |= {"prompt": self.decode(prompt)} if self.takes_texts else {}
         body |= {"seed": own.seed} if own.temperature else {}
         body |= {"stop_token_ids": list(own.stop_token_ids)} if own.stop_token_ids else {}
         body |= {"repetition_penalty": own.repetition_penalty} if own.repetition_penalty != 1 else {}
@@ -208,7 +218,7 @@ class ServerEngine(Remote):
         file = folder / "tokenizer.json"
         self._tokenizer: Any = Tokenizer.from_file(str(file)) if file.is_file() else None
         self.vocab_size = _vocab_size(folder)
-        self.decode = self._tokenizer and (lambda ids: self._tokenizer.decode(ids, skip_special_tokens=False))
+        self.decode: Any = self._tokenizer and (lambda ids: self._tokenizer.decode(ids, skip_special_tokens=False))
         self.supports = frozenset(await self._offered())
 
     async def _offered(self) -> set[str]:
@@ -229,16 +239,25 @@ class ServerEngine(Remote):
         """An answer, asked for with those of the extra fields that the server knows."""
         if (row := await self._probe()) is None:
             everything, self._extras = self._extras, {}
+            self.takes_texts = self.decode is not None and await self._refuses_ids()
             for name, value in everything.items():  # ids first: without them others could not be told
                 known, self._extras = self._extras, self._extras | {name: value}
                 self._extras = known if await self._probe() is None else self._extras
             row = await self._short()
         return row
 
+    async def _refuses_ids(self) -> bool:
+        """Whether a request without any extra field is refused."""
+        try:
+            await self._ask({"model": self.model, "prompt": [0], "max_tokens": 1, "temperature": 0.0})
+        except NotSupported:
+            return True
+        return False
+
     async def _short(self, **settings: Any) -> _Row:
         """The answer to a short request."""
         asked = EngineSettings(PROBE_TOKENS, 1, **settings)
-        return await self._row([4 % self.vocab_size, 1], asked.of_row(0), asked)
+        return await self._row([*self.settled((4 % self.vocab_size, 1))], asked.of_row(0), asked)
 
     async def _probe(self, **settings: Any) -> _Row | None:
         """The same, None if it is refused."""

@@ -6,12 +6,15 @@ import math
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from refimpl.core.tokens import until_stop
 from refimpl.models.table_model import UNRELATED, VOCAB_SIZE, TableModel
 
 K = 3  # drafts a round
@@ -83,18 +86,20 @@ class Stub:
     num_requests: int = 0
     memory: dict[Any, Any] = field(default_factory=dict)
 
-    def decode(self, prompt: tuple[int, ...], budget: int, temperature: float, noise: random.Random) -> Row:
+    def decode(
+        self, prompt: tuple[int, ...], budget: int, temperature: float, noise: random.Random, stops: Sequence[int] = ()
+    ) -> Row:
         """Speculative sampling (Leviathan et al. 2023), row by row; the first token comes from the prompt's pass."""
         tokens = [*prompt, draw(law(prompt, temperature), noise.random())]
         counts = [0, 0, 0]
-        while len(tokens) - len(prompt) < budget:
+        while len(tokens) - len(prompt) < budget and tokens[-1] not in stops:
             accepted = self._round(tokens, temperature, noise)
-            most = budget - (len(tokens) - len(prompt))
+            kept = until_stop(accepted[: budget - (len(tokens) - len(prompt))], stops)
             cut = self.lie == "counters count the cut"
             counts[0] += K
-            counts[1] += len(accepted) - 1 if cut else min(len(accepted) - 1, most)
+            counts[1] += len(accepted) - 1 if cut else min(len(accepted) - 1, len(kept))
             counts[2] += 1
-            tokens += accepted[:most]
+            tokens += kept
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         out = tokens[len(prompt) :][:budget]
         logprobs = [math.log(law((*prompt, *out[:i]), 1.0)[token]) for i, token in enumerate(out)]
@@ -133,11 +138,8 @@ class Stub:
         temperature = 1.0 if self.lie == "ignored temperature" and asked["temperature"] else asked["temperature"]
         seed = asked.get("seed", 0)
         seed = seed % 65536 if self.lie == "seeds modulo 65,536" else seed
-        row = self.decode(tuple(asked["prompt"]), asked["max_tokens"], temperature, random.Random(seed))
         stops = asked.get("stop_token_ids", [])[: {"first of two stops": 1, "no stops": 0}.get(self.lie)]
-        end = next((i + 1 for i, token in enumerate(row["tokens"]) if token in stops), None)
-        row = row | {name: row[name][:end] for name in ("tokens", "logprobs")}
-        row["usage"] = len(row["tokens"])
+        row = self.decode(tuple(asked["prompt"]), asked["max_tokens"], temperature, random.Random(seed), stops)
         return LIES.get(self.lie, _honest)(self, asked | {"active": most_active}, row)
 
 
@@ -244,6 +246,7 @@ class Server:
 
     def __init__(self, stub: Stub, folder: str, key: str = "", mode: str = ""):
         self.stub, self.folder, self.key, self.mode = stub, folder, key, mode
+        self.tokenizer: Any = Tokenizer.from_file(f"{folder}/tokenizer.json") if mode == "texts" else None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -268,6 +271,8 @@ class Server:
             return _send(writer, {"error": {"message": "busy"}}, 429)
         if self.mode == "strict" and not body.keys() <= STANDARD:
             return _send(writer, {"error": {"message": "unknown fields"}}, 400)
+        if self.mode == "texts" and isinstance(body.get("prompt"), list):
+            return _send(writer, {"detail": "prompt must be a string"}, 400)
         if path.endswith("/models"):
             return _send(writer, {"data": [{"id": "table", "root": self.folder}]})
         if path.endswith("/metrics"):
@@ -277,6 +282,8 @@ class Server:
                 for n, c in zip(names, self.stub.counts, strict=True)
             ]
             return _send(writer, "\n".join(lines))
+        if self.tokenizer:
+            body["prompt"] = self.tokenizer.encode(body["prompt"]).ids
         self.stub.active += 1
         self.stub.memory["most"] = max(self.stub.active, self.stub.memory.get("most", 0))
         before = 0
@@ -288,7 +295,10 @@ class Server:
         if body.get("stream"):
             await self._stream(row, writer)
         else:
-            _send(writer, completion(row, body, ids="return_token_ids" in body))
+            answer = completion(row, body, ids="return_token_ids" in body and not self.tokenizer)
+            if self.tokenizer:
+                answer["choices"][0]["text"] = self.tokenizer.decode(row["tokens"])
+            _send(writer, answer)
         self.stub.active -= 1
         if not self.stub.active:
             self.stub.memory["most"] = 0

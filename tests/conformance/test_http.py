@@ -63,12 +63,15 @@ OF_THE_LAW = {  # and the most continuations of one prompt that it takes
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a model whose tokens are letters."""
-    where = tmp_path_factory.mktemp("model")
-    (where / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE}))
-    letters = Tokenizer(models.BPE({chr(97 + i): i for i in range(VOCAB_SIZE)}, []))
-    letters.decoder = decoders.Fuse()
-    letters.save(str(where / "tokenizer.json"))
-    return where
+    return with_tokenizer(tmp_path_factory.mktemp("model"), [chr(97 + i) for i in range(VOCAB_SIZE)], [])
+
+
+def with_tokenizer(folder: Path, tokens: list[str], merges: list[tuple[str, str]]) -> Path:
+    (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE}))
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def judged(folder: Path, lie: str = "", mode: str = "", **options: Any) -> Report:
@@ -100,6 +103,18 @@ def test_a_server_that_gives_no_ids_is_judged_by_its_texts(folder: Path) -> None
     assert [verdict.status for verdict in report.verdicts] == ["pass", "not supported"]
     with pytest.raises(InputError, match="a text of 8 tokens stands for the 9 that were generated"):
         judged(folder, "usage counts the cut", mode="strict")
+
+
+def test_a_server_that_takes_texts_alone_is_asked_for_the_tokens_of_texts(tmp_path: Path) -> None:
+    """The first two tokens are together the last one; rows in which they follow each other have no ids."""
+    tokens = [*(chr(97 + i) for i in range(VOCAB_SIZE - 1)), "ab"]
+    folder, asked = with_tokenizer(tmp_path, tokens, [("a", "b")]), ["equals_reference", "prompts_matter"]
+    with served("", str(folder), mode="texts") as url, closing(ServerEngine(url)) as engine:
+        assert engine.settled((0, 1, 2)) == (VOCAB_SIZE - 1, 2)
+    honest = judged(folder, mode="texts", properties=asked, limits=FEW, max_examples=5)
+    assert [verdict.status for verdict in honest.verdicts] == ["pass", "pass"]
+    (liar,) = judged(folder, "by concurrency", mode="texts", properties=asked[:1], limits=FEW).verdicts
+    assert (liar.status, liar.no_answer) == ("fail", False)
 
 
 def test_a_server_that_ignores_stops_is_found_out(folder: Path) -> None:
