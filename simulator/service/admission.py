@@ -1,72 +1,42 @@
-"""Where requests wait until their K/V fit."""
+"""Room for K/V: how much there is, and who may enter where the layout has no blocks."""
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable
 
 from refimpl.core.errors import require
 from refimpl.placement import PLACEMENTS, pool_columns
-from refimpl.scheduling import Scheduler
+from refimpl.scheduling import KVAllocator
 from simulator.service.cost import CostModel
 from simulator.service.records import Request
 from simulator.settings.scenario import Engine, Scenario
 
 
-class Admission:
-    """Lets requests through in order, each with room for its prompt and its whole budget.
+class BudgetAllocator(KVAllocator[Request]):
+    """Every request of the window has room for its prompt and its whole budget.
 
-    Beside that, the working batch of the layout has room for a full batch of rows as long as the longest request that
-    has been let through, in each of its two buffers.
+    Beside that, the working batch of the layout has room for a full batch of rows as long as the longest of them, in
+    each of its two buffers.
 
     Args:
-        scheduler: whom they are passed to.
         engine: whose layout and batch size decide the room for the working batch.
-        capacity_tokens: tokens whose K/V fit; None for no limit.
+        capacity_tokens: tokens whose K/V fit.
     """
 
-    def __init__(self, scheduler: Scheduler[Request], engine: Engine, capacity_tokens: float | None):
-        self.scheduler, self.engine, self.capacity_tokens = scheduler, engine, capacity_tokens
-        self.queue: deque[Request] = deque()
-        self.reserved: list[int] = []  # tokens of each request that has been let through, ascending
-        self.reserved_tokens = 0
+    def __init__(self, engine: Engine, capacity_tokens: float):
+        self.engine, self.capacity_tokens = engine, capacity_tokens
 
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Take requests in, and let through what fits.
+    def enter(self, sequence: Request, residents: Iterable[Request]) -> bool:
+        """Whether its room is left beside these residents.
 
         Raises:
-            InputError: a request is larger than the whole capacity.
+            InputError: it is larger than the whole capacity.
         """
-        self.queue.extend(requests)
-        self._open()
-
-    def release(self, tokens: int) -> None:
-        """A request has left that had reserved so many tokens."""
-        if self.capacity_tokens is not None:
-            del self.reserved[bisect_left(self.reserved, tokens)]
-            self.reserved_tokens -= tokens
-            self._open()
-
-    def _open(self) -> None:
-        if self.capacity_tokens is None:
-            self.scheduler.submit(self.queue)
-            self.queue.clear()
-            return
-        while self.queue and self._fits(self.queue[0]):
-            request = self.queue.popleft()
-            insort(self.reserved, request.most_tokens)
-            self.reserved_tokens += request.most_tokens
-            self.scheduler.submit([request])
-
-    def _fits(self, request: Request) -> bool:
-        assert self.capacity_tokens is not None
-        longest = max([request.most_tokens, *self.reserved[-1:]])
-        rows = min(self.engine.batch_size, len(self.reserved) + 1)
-        columns = pool_columns(longest, self.engine.num_speculative_tokens + 1)
-        beside = PLACEMENTS[self.engine.layout].num_working_slots(rows, columns)
-        need = self.reserved_tokens + request.most_tokens + beside
+        tokens = [sequence.most_tokens, *(each.most_tokens for each in residents)]
+        rows = min(self.engine.batch_size, len(tokens))
+        columns = pool_columns(max(tokens), self.engine.num_speculative_tokens + 1)
+        need = sum(tokens) + PLACEMENTS[self.engine.layout].num_working_slots(rows, columns)
         require(
-            bool(self.reserved) or need <= self.capacity_tokens,
+            len(tokens) > 1 or need <= self.capacity_tokens,
             f"the memory for K/V holds {self.capacity_tokens:.0f} tokens; a request needs {need}",
         )
         return need <= self.capacity_tokens

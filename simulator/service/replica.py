@@ -11,7 +11,7 @@ import simpy
 from refimpl.core.errors import require
 from refimpl.core.sequence import MOST_LAG
 from refimpl.scheduling import Chunk, RoundPlan
-from simulator.service.admission import Admission, require_room, room_bytes
+from simulator.service.admission import require_room, room_bytes
 from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.pricing import make_pricing
 from simulator.service.proposals import Drafting, note_drafts
@@ -75,7 +75,6 @@ class Replica:
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         self.scheduler.allocator = allocator_of(scenario.engine, capacity_tokens)
         self.paged = self.scheduler.allocator.num_blocks is not None
-        self.admission = Admission(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
         self.kv_tokens = self.load_tokens = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
         self.begun: RoundLine | None = None  # the round that runs
@@ -94,13 +93,13 @@ class Replica:
         """Stop at once; all K/V are lost, and the round that runs.
 
         Returns:
-            unfinished requests, the oldest first; they keep the tokens of earlier rounds
+            unfinished requests, those that ran first; they keep the tokens of earlier rounds
         """
         if self.process.is_alive:
             self.process.interrupt()
         self._cut_round()
         pool = self.scheduler.pool
-        lost = [each for each in (*pool.window.values(), *pool.waiting, *self.admission.queue) if not each.finished]
+        lost = [each for each in (*pool.window.values(), *pool.waiting) if not each.finished]
         for request in lost:
             request.lose_kv()
         return lost
@@ -128,7 +127,7 @@ class Replica:
             self._require_room(request)
             request.replica, request.k, request.draft_lag = self.number, self.pricing.k, self.least_lag
             self.load_tokens += request.most_tokens
-        self.admission.submit(requests)
+        self.scheduler.submit(requests)
         if not self.wake.triggered:
             self.wake.succeed()
 
@@ -144,7 +143,7 @@ class Replica:
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run here."""
-        return len(self.admission.queue) + len(self.scheduler.pool.waiting) + len(self.scheduler.pool.window)
+        return len(self.scheduler.pool.waiting) + len(self.scheduler.pool.window)
 
     def close(self) -> None:
         """No request will come any more."""
@@ -273,7 +272,7 @@ class Replica:
         pool, slots = self.scheduler.pool, self.kv_tokens + rows * self.pricing.placement.columns
         if self.paged:
             slots = (self.scheduler.allocator.num_blocks_used or 0) * self.block_size
-        return slots, len(self.admission.queue) + len(pool.waiting), len(pool.window)
+        return slots, len(pool.waiting), len(pool.window)
 
     def stop(self) -> None:
         """The clock has stopped: hand the round that runs to the log."""
@@ -343,7 +342,6 @@ class Replica:
             self.kv_tokens -= request.seq_len
             self.free_slots.append(request.slot)
             self.load_tokens -= request.most_tokens
-            self.admission.release(request.most_tokens)
             self._leaves(request)
 
     def _leaves(self, request: Request) -> None:

@@ -14,6 +14,7 @@ from refimpl.scheduling import (
     Sharing,
     make_scheduler,
 )
+from simulator.service.admission import BudgetAllocator
 from simulator.service.records import Request
 from simulator.settings.parts import BLOCKS
 from simulator.settings.scenario import Engine, Switches
@@ -47,19 +48,21 @@ def end_padded(members: Sequence[Request], now_s: float) -> None:
 
 
 def allocator_of(engine: Engine, capacity_tokens: float | None) -> KVAllocator[Request]:
-    """Blocks of a paged pool; room without an end where the layout has none, or nothing limits them.
+    """Blocks of a paged pool, or room for whole budgets; room without an end where nothing limits them.
 
     Args:
         engine: settings.
-        capacity_tokens: tokens whose K/V fit, where the settings do not say how many blocks there are.
+        capacity_tokens: tokens whose K/V fit, unless the settings say how many blocks there are; None for no limit.
 
     Raises:
         InputError: more blocks fit than can be counted one by one.
     """
+    if engine.layout != "paged":
+        return KVAllocator() if capacity_tokens is None else BudgetAllocator(engine, capacity_tokens)
     count = engine.num_blocks
     if count is None and capacity_tokens is not None:
         count = int(capacity_tokens // engine.block_size)
-    if engine.layout != "paged" or count is None:
+    if count is None:
         return KVAllocator()
     given = f"there is room for {count:.3g} blocks of {engine.block_size} tokens"
     require(count <= BLOCKS.high, f"{given}; at most {BLOCKS.high} can be simulated: give engine.num_blocks")

@@ -70,7 +70,6 @@ def test_no_token_is_lost_or_made_twice(engine, service, paged, seed):
     assert rounds["kept"].sum() == sum(request.generated for request in log.requests)
     for replica in (each for each in simulation.replicas if each.since_s is not None):
         assert replica.num_unfinished == replica.load_tokens == replica.kv_tokens == 0
-        assert not replica.admission.reserved
         assert replica.scheduler.allocator.num_blocks_used in (None, 0)
     for number, mine in rounds.groupby("replica"):
         starts, ends = mine["start_s"].to_numpy(), (mine["start_s"] + mine["round_s"]).to_numpy()
