@@ -1,6 +1,6 @@
-"""Write refimpl/core/keywords.py: the declared settings as keyword types, for editors and type checkers.
+"""Write refimpl/core/keywords.py, the declared settings as keyword types, and docs/settings.md.
 
-python tools/keywords.py
+python tools/settings.py
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter

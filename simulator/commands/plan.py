@@ -2,6 +2,7 @@
 
 import sys
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from refimpl.core.errors import InputError, require
-from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from refimpl.core.files import check_writable, write_whole
+from simulator.commands.options import FILE, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import output, show, show_extrapolated
 from simulator.settings.folders import or_example
 from simulator.settings.scenario import Engine, Scenario
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from simulator.studies.plan import Plan
 
 app = typer.Typer()
+TEMPLATE = Path(__file__).parents[1] / "plan.html"
 WIDTH = 150  # of a table that goes into a file
 HEADINGS = {"batch_size": "rows", "num_speculative_tokens": "drafts"}  # in place of a setting's name
 FOUND = ("per hour", "per 10⁶ tokens", "tokens/J", "in time")
@@ -64,6 +67,7 @@ def plan(
     tries: Annotated[int, typer.Option(help="Choices that are simulated, the most promising ones (--device).")] = 8,
     replications: Replications = 10,
     workers: Workers = 1,
+    html: Annotated[Path | None, typer.Option(**FILE, help="Also write the plan to this page (with --device).")] = None,
     as_json: Json = False,
 ) -> None:
     """Find the cheapest fleet that serves the requests within their limits; or how many requests one server serves.
@@ -72,12 +76,14 @@ def plan(
     """
     given = read_scenario(scenario and or_example(scenario, "plan.yaml"), sets)
     if not devices:
-        require(not axes, "--axis chooses among fleets: give --device, too")
+        require(not axes and not html, "--axis and --html belong to fleets: give --device, too")
         _find_rate(given, attainment, tolerance, replications, workers, as_json=as_json)
         return
     from simulator.studies.plan import AXES, find_plan
     from simulator.studies.whatif_grid import read_axes
 
+    if html:
+        check_writable(html, scenario)
     found = find_plan(
         given,
         dict(map(_priced, devices)),
@@ -88,6 +94,8 @@ def plan(
         workers=workers,
         progress=True,
     )
+    if html:
+        _write_page(found, given, attainment, html)
     with output(as_json) as data:
         _show_plan(found)
         data |= {"fleets": [fleet.as_mapping() for fleet in found.fleets], "reasons": list(found.reasons())}
@@ -103,13 +111,36 @@ def _priced(text: str) -> tuple[str, float | None]:
         raise InputError(f"--device {text}: must be NAME=PRICE with a number for the price") from None
 
 
-def _show_plan(found: "Plan") -> None:
-    settings = found.fleets[0].choice.settings
-    table = Table("replicas", *(HEADINGS.get(name, name) for name in settings), *FOUND)
+def _table(found: "Plan") -> tuple[list[str], list[list[str]]]:
+    """Headings, and the cells of each fleet."""
+    settings, lines = found.fleets[0].choice.settings, []
     for line in (fleet.as_mapping() for fleet in found.fleets):
         numbers = [f"{line['price_per_hour']:.2f}", _interval(line["cost_per_million_tokens"])]
         numbers += [f"{line['tokens_per_joule']:.3g}" if isfinite(line["tokens_per_joule"]) else "–"]
-        table.add_row(*(str(line[name]) for name in ("replicas", *settings)), *numbers, f"{100 * line['kept']:.1f} %")
+        numbers += [f"{100 * line['kept']:.1f} %"]
+        lines.append([str(line[name]) for name in ("replicas", *settings)] + numbers)
+    return ["replicas", *(HEADINGS.get(name, name) for name in settings), *FOUND], lines
+
+
+def _write_page(found: "Plan", given: Scenario, attainment: float, path: Path) -> None:
+    from jinja2 import Environment
+
+    (headings, lines), first = _table(found), found.fleets[0]
+    facts = {"headings": headings, "lines": lines, "legend": PLAN_LEGEND, "title": given.name or "a service"}
+    facts |= {
+        "verdict": f"{first.replicas} × {first.choice.settings['device']} for {first.price_per_hour:.2f} per hour"
+    }
+    facts |= {"rate": given.study.arrivals["rate_per_s"], "attainment": f"{100 * attainment:g} %"}
+    facts |= {"reasons": list(found.reasons()), "scenario": given.to_yaml()}
+    page = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    write_whole(path, [page.render(facts)])
+
+
+def _show_plan(found: "Plan") -> None:
+    headings, lines = _table(found)
+    table = Table(*headings)
+    for line in lines:
+        table.add_row(*line)
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     print(PLAN_LEGEND)
     for reason in found.reasons():

@@ -33,6 +33,9 @@ AXES: dict[str, tuple[Any, ...]] = {  # what is chosen beside the device, and fr
     "num_speculative_tokens": (0, 1, 2, 3, 5),
 }
 MOST_REPLICAS = 1024
+NEVER = (
+    "not looked at: pools for prompts alone, failures, scaling, routers that know loads, and settings that are no axis"
+)
 STEPS = 24  # numbers of rows that the coarse model tries for a batch size
 MEANS = ("tokens_per_joule", "slo_attainment", "busy_share", "occupancy", "first_token_p99_s", "per_token_mean_s")
 
@@ -145,6 +148,7 @@ class Plan:
             share = self.left_out[0].estimate_per_hour / first.choice.estimate_per_hour
             count = len(self.left_out)
             yield f"not simulated: {count}, which cost at least {share:.2f} × the first by the coarse model"
+        yield NEVER
 
 
 def find_plan(

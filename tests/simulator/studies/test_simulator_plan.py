@@ -1,5 +1,6 @@
 """The cheapest fleet: what is found is what trying every fleet finds, and what is left out is told."""
 
+import html
 import json
 from itertools import product
 from math import ceil
@@ -110,10 +111,11 @@ def test_the_fewest_are_found_from_any_guess(needed, guess, most):
     assert found is None or found == 1 or found - 1 in tried
 
 
-def test_the_command_prints_the_fleets_and_why(capsys, tmp_path):
-    SERVICE.save(tmp_path / "a.yaml")
+def test_the_command_prints_and_writes_the_fleets_and_why(capsys, tmp_path):
+    SERVICE.but(name="chat & code").save(tmp_path / "a.yaml")
+    page = tmp_path / "plan.html"
     options = "-a method=paged+fifo -a batch_size=16 -a num_speculative_tokens=0,3 -n 2 -s cost.target=qwen3-14b"
-    options += " --attainment 0.8 --device h100=2.5 --device rtx-4090=0.4 --json"
+    options += f" --attainment 0.8 --device h100=2.5 --device rtx-4090=0.4 --json --html {page}"
     assert main(["plan", str(tmp_path / "a.yaml"), *options.split()]) == 0
     printed = capsys.readouterr()
     data = json.loads(printed.out)
@@ -121,6 +123,19 @@ def test_the_command_prints_the_fleets_and_why(capsys, tmp_path):
     assert all(reason in printed.err for reason in data["reasons"])
     assert "the runner-up costs" in " ".join(data["reasons"])
     assert "GB of weights do not fit" in " ".join(data["reasons"])
+    assert "not looked at: pools for prompts alone" in data["reasons"][-1]
+    text = html.unescape(page.read_text(encoding="utf-8"))
+    cheapest, *_ = data["fleets"]
+    assert f"<h1>{cheapest['replicas']} × h100 for {cheapest['price_per_hour']:.2f} per hour</h1>" in text
+    assert text.count("<td>h100</td>") == len(data["fleets"])
+    assert all(f"<li>{reason}</li>" in text for reason in data["reasons"])
+    assert SERVICE.but({"cost.target": "qwen3-14b"}, name="chat & code").to_yaml() in text
+    assert "chat &amp; code" in page.read_text(encoding="utf-8")
+
+
+def test_pages_of_rates_are_refused(capsys, tmp_path):
+    assert main(["plan", "--html", str(tmp_path / "plan.html")]) == 2
+    assert "--axis and --html belong to fleets" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
