@@ -237,6 +237,7 @@ def _sequence(
         stop_strings=_stop_strings(pair, stop_strings, place),
         sampling=_own_sampling(request, config, place),
         logprobs=request.logprobs,
+        priority=request.priority,
         processing=_own_processing(pair, request, config, place, token_ids, max_new_tokens, stop_token_ids),
     )
 

@@ -11,5 +11,6 @@ class Item:
     cache_state: int = 1
     finished: bool = False
     ticket: int = -1
+    priority: int = 0
     waited: int = field(default=0)
     begun: bool = False

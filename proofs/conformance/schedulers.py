@@ -33,6 +33,7 @@ class Dummy:
     cache_state: int = 1
     finished: bool = False
     ticket: int = -1
+    priority: int = 0
     most_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     num_prefix_hits: int = 0

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from refimpl.core.config import MAX_LOGPROBS, SamplingConfig
+from refimpl.core.declared import Range
 from refimpl.core.errors import require, shown
 from refimpl.core.processing import Processing
 from refimpl.core.tokens import check_stops
@@ -12,6 +13,7 @@ from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, 
 
 MAX_SAMPLES = 4096  # of one request
 OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # a seed is a key of a sequence, not a shape
+PRIORITY = Range(-(2**31), 2**31 - 1, integer=True)
 MAX_ARRIVAL_S = 10**9  # thirty years; more is a slip
 
 
@@ -33,6 +35,8 @@ class Request(Processing):
         arrival_s: seconds after the start of the run at which it comes, in ascending order over the prompts; until then
             nothing of it is decoded. One that is submitted to a stream comes at that moment, and may not have another.
             `autoregressive`, which decodes one prompt after the other, does not wait.
+        priority: of those that wait, the smallest enters first, of equal ones the first that came; where memory runs
+            out, the largest of those that run waits again, the last that came first. It changes no token.
         temperature, top_k, top_p, min_p: replace those of SamplingConfig.
         logprobs: likeliest tokens to report log-probabilities of.
     """
@@ -46,6 +50,7 @@ class Request(Processing):
     sequence_id: int | None = None
     n: int = 1
     arrival_s: float = 0.0
+    priority: int = 0
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -72,6 +77,7 @@ class Request(Processing):
             is_number(self.arrival_s) and 0 <= self.arrival_s <= MAX_ARRIVAL_S,
             f"arrival_s must be a number of seconds in 0 … {MAX_ARRIVAL_S}, not {shown(self.arrival_s)}",
         )
+        PRIORITY.check(self.priority, "priority")
         check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
         self.shape(SamplingConfig())
 

@@ -79,6 +79,7 @@ class Sequence:
         draft_context: positions that the draft knows; a row that is as long has no drafts any more.
         num_evaluated, num_accepted: drafts that the target has decided on, and those it accepted, at positions that
             were committed.
+        priority: of those that wait, who enters first, and of those that run, who is preempted last: the smallest.
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
         blocks: of both models' K/V, in order of position, where the layout is paged; the pool's null block for those
@@ -104,6 +105,7 @@ class Sequence:
     num_evaluated: int = 0
     num_accepted: int = 0
     stop_reason: StopReason | None = None
+    priority: int = 0
     ticket: int = -1
     slot: int = -1
     blocks: list[int] = field(default_factory=list)

@@ -112,7 +112,7 @@ class Engine:
         )
 
     def submit(self, sequences: Seq[Sequence]) -> None:
-        """Add sequences between rounds; they wait behind those that are there.
+        """Add sequences between rounds; they wait behind those that are there and as urgent.
 
         Raises:
             InputError: they are more, or longer, than the run was built for, see `max_model_len`; none is added then.

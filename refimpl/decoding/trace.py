@@ -96,6 +96,7 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],
         "max_new_tokens": config.max_new_tokens,
         "max_new_tokens_each": [s.max_new_tokens for s in sequences],
+        **({"priority_each": [s.priority for s in sequences]} if any(s.priority for s in sequences) else {}),
         **asdict(config.sampling),
         **asdict(config.drafting),
         "num_sequences": len(sequences),

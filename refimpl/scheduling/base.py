@@ -9,7 +9,7 @@ from typing import Generic, Literal, Self
 from refimpl.core.engine_settings import EngineSettings
 from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.kv_allocator import KVAllocator
-from refimpl.scheduling.pool import SequencePool, T
+from refimpl.scheduling.pool import SequencePool, T, urgency
 
 RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous", "overlapped"]
 JOINT_TOKENS = 512  # of a whole prompt, its last, that share a pass with other rows: it bounds the mask and the pass
@@ -98,7 +98,7 @@ class Scheduler(ABC, Generic[T]):
         return not self.pool.waiting and not self.pool.window
 
     def submit(self, sequences: Iterable[T]) -> None:
-        """Add sequences to the queue, in order."""
+        """Add sequences to the queue, in order; each stands before those that are less urgent."""
         for sequence in sequences:
             self.pool.submit(sequence)
 
@@ -126,12 +126,13 @@ class Scheduler(ABC, Generic[T]):
     def choose(self) -> tuple[RoundPlan[T], list[T]]:
         """Select the members of the next round and reserve room for it.
 
-        Where there is not enough, the youngest of the window are sent back to the head of the queue, one by one; they
-        are returned, too. The oldest is never among them, so that some sequence always comes to its end.
+        Where there is not enough, the least urgent of the window are sent back to the queue, one by one, of equal
+        priority the youngest; they are returned, too. The most urgent is never among them, so that some sequence always
+        comes to its end.
         """
         plan, preempted = self._plan_round(), []
         while not self.allocator.reserve(plan.rows):
-            preempted.append(self._youngest())
+            preempted.append(self._least_urgent())
             self.preempt(preempted[-1])
             plan = self._plan_round()
         return plan, preempted
@@ -145,7 +146,7 @@ class Scheduler(ABC, Generic[T]):
         return replace(plan, chunks=tuple(chunks))
 
     def preempt(self, sequence: T) -> None:
-        """Take all room from a sequence of the window and send it back to the head of the queue."""
+        """Take all room from a sequence of the window and send it back to the queue."""
         self.allocator.leave(sequence)
         self.pool.send_back(sequence)
 
@@ -168,12 +169,12 @@ class Scheduler(ABC, Generic[T]):
     def _take_out(self, sequence: T) -> list[T]:
         return self._retire([sequence])
 
-    def _youngest(self) -> T:
-        oldest, *others = [sequence for sequence in self.pool.window.values() if not sequence.finished]
+    def _least_urgent(self) -> T:
+        *others, last = sorted((each for each in self.pool.window.values() if not each.finished), key=urgency)
         if not others:
-            found = f"{oldest.seq_len} of {oldest.most_tokens} tokens"
+            found = f"{last.seq_len} of {last.most_tokens} tokens"
             raise InvariantViolation("INV-16", row=None, expected="room for the longest row alone", found=found)
-        return others[-1]
+        return last
 
     def _retire(self, members: Iterable[T]) -> list[T]:
         finished = [sequence for sequence in members if sequence.finished]

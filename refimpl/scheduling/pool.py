@@ -1,5 +1,6 @@
 """Every unfinished sequence, and which of them are eligible now."""
 
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -12,6 +13,7 @@ class Schedulable(Protocol):
     """What a scheduler may know of a sequence. It never sees how long the output will be."""
 
     ticket: int
+    priority: int  # who waits with a smaller one enters first; who runs with the largest is preempted first
     blocks: list[int]  # of its K/V, in order of position; empty where the layout has no blocks
     num_prefix_hits: int  # leading tokens whose blocks others had filled when it entered the window
     prompt_len: int
@@ -55,10 +57,16 @@ class Schedulable(Protocol):
 T = TypeVar("T", bound=Schedulable)
 
 
+def urgency(sequence: Schedulable) -> tuple[int, int]:
+    """Ascending from the most urgent: by priority, then by submission."""
+    return sequence.priority, sequence.ticket
+
+
 class SequencePool(Generic[T]):
     """Sequences in exactly one of three places: waiting, window, finished (INV-9).
 
-    `window` maps ticket to sequence in order of submission; `submit` assigns the tickets.
+    `waiting` is in order of `urgency`. `window` maps ticket to sequence in order of entry, which is that of submission
+    where priorities are equal; `submit` assigns the tickets.
     """
 
     def __init__(self) -> None:
@@ -68,10 +76,10 @@ class SequencePool(Generic[T]):
         self.num_finished = 0
 
     def submit(self, sequence: T) -> None:
-        """Add a sequence to the end of the queue."""
+        """Add a sequence to the queue, behind all that are as urgent."""
         sequence.ticket = self.num_submitted
         self.num_submitted += 1
-        self.waiting.append(sequence)
+        self._wait(sequence)
 
     def admit(self, limit: int, enters: Callable[[T, Iterable[T]], bool]) -> list[T]:
         """Move up to `limit` sequences from waiting into the window, in order; return them.
@@ -86,15 +94,21 @@ class SequencePool(Generic[T]):
         return entered
 
     def send_back(self, sequence: T) -> None:
-        """Move a sequence of the window to the head of the waiting line."""
+        """Move a sequence of the window back to the queue, before all that are as urgent: they came later."""
         del self.window[sequence.ticket]
-        self.waiting.appendleft(sequence)
+        self._wait(sequence)
 
     def retire(self, sequence: T) -> None:
         """Move a sequence from wherever it is to finished."""
         if self.window.pop(sequence.ticket, None) is None:
             self.waiting.remove(sequence)
         self.num_finished += 1
+
+    def _wait(self, sequence: T) -> None:
+        if self.waiting and urgency(sequence) < urgency(self.waiting[-1]):
+            insort(self.waiting, sequence, key=urgency)
+        else:
+            self.waiting.append(sequence)
 
     def check_conservation(self) -> None:
         """Raise InvariantViolation unless every submitted sequence is in exactly one place (INV-9)."""

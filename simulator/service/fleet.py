@@ -157,8 +157,5 @@ class Fleet:
 
     def _arrive(self, request: Request, sender: simpy.Process) -> None:
         """Its K/V are there, unless the sender has failed in the meantime."""
-        if sender.is_alive:
-            self.decoding.send(request)
-        else:
-            request.lose_kv()
-            self.prefilling.send(request)
+        pool = self.decoding if sender.is_alive else self.prefilling
+        pool.send(request)

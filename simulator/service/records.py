@@ -92,6 +92,7 @@ class Request:
         output_len: tokens it will generate; hidden from the scheduler.
         cut: whether it would generate more, had it the budget.
         k: drafts a round, at most.
+        priority: of its class; less is more urgent.
         left: tokens left in its budget.
         to_prefill: tokens that must be cached before it can decode, while its prompt is cached in chunks.
         generated: tokens so far.
@@ -118,8 +119,8 @@ class Request:
         "accepted", "admitted_s", "arrival_s", "begun_s", "blocks", "cut", "draft_lag", "drafted", "draw", "finished",
         "finished_s", "first_token_s", "generated", "has_kv", "has_state", "k", "last_end_s", "last_kept",
         "last_round", "left", "longest_gap_s", "longest_wait", "num_accepted", "num_evaluated", "num_prefix_hits",
-        "on_finish", "output_len", "padded_len", "prompt_len", "replica", "rounds", "runs", "seq_len", "sequence",
-        "slot", "text", "ticket", "to_prefill",
+        "on_finish", "output_len", "padded_len", "priority", "prompt_len", "replica", "rounds", "runs", "seq_len",
+        "sequence", "slot", "text", "ticket", "to_prefill",
     )  # fmt: skip
 
     def __init__(
@@ -129,8 +130,10 @@ class Request:
         draw: Callable[[int, int], bytes],
         text: Callable[[int, int, int], Hashable],
         arrival_s: float,
+        priority: int = 0,
     ):
         self.sequence, self.draw, self.text, self.arrival_s = sequence, draw, text, arrival_s
+        self.priority = priority
         self.ticket, self.runs = -1, b""
         self.blocks: list[int] = []
         self.num_prefix_hits = self.num_evaluated = self.num_accepted = 0

@@ -86,8 +86,8 @@ class Simulation:
             require(round_s == 0 or step_s <= COARSE * round_s, f"the study lasts too long: {given}")
 
     def _arrive(self, index: int) -> Request:
-        lengths = self.source.lengths(index)
-        request = Request(index, lengths, self.draw, self.text, self.env.now)
+        lengths, priority = self.source.lengths(index), self.source.priority(index)
+        request = Request(index, lengths, self.draw, self.text, self.env.now, priority)
         self.log.requests.append(request)
         return request
 

@@ -25,15 +25,16 @@ from simulator.settings.traces import ServiceTrace, read_engine_trace, read_serv
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts of a block of requests ``[n]``: prompt, output (hidden; may exceed the budget), budget."""
+    """A block of requests ``[n]``: tokens of prompt, output (hidden; may exceed the budget) and budget; priority."""
 
     prompt: list[int]
     output: list[int]
     budget: list[int]
+    priority: list[int]
 
 
 class RequestSource:
-    """Lengths of request 0, 1, 2, …, drawn in blocks; the same whatever the order they are asked for in."""
+    """Lengths and priority of request 0, 1, 2, …, drawn in blocks; the same in whatever order they are asked for."""
 
     def __init__(self, scenario: Scenario, streams: Streams):
         self.scenario, self.streams = scenario, streams
@@ -77,11 +78,20 @@ class RequestSource:
         return self.common.block_tokens(index, start, stop)
 
     def _own(self, index: int) -> tuple[int, int, int]:
+        drawn, place = self._block(index)
+        return drawn.prompt[place], drawn.output[place], drawn.budget[place]
+
+    def priority(self, index: int) -> int:
+        """Of one request: that of its class, or as a run of the engine had it; less is more urgent."""
+        drawn, place = self._block(index)
+        return drawn.priority[place]
+
+    def _block(self, index: int) -> tuple[Lengths, int]:
+        """The block of a request, and its place in it."""
         block, place = divmod(index, REQUEST_BLOCK)
         if block not in self._blocks:
             self._blocks[block] = self._draw(block)
-        drawn = self._blocks[block]
-        return drawn.prompt[place], drawn.output[place], drawn.budget[place]
+        return self._blocks[block], place
 
     def _draw(self, block: int) -> Lengths:
         start, stop = block * REQUEST_BLOCK, (block + 1) * REQUEST_BLOCK
@@ -91,7 +101,16 @@ class RequestSource:
             lengths = self.arrivals.prompt_tokens, self.arrivals.output_tokens
             prompt, output = (_cycle(values, start, stop) for values in lengths)
         budget = _cycle(self.budgets, start, stop)
-        return Lengths(prompt.tolist(), output.tolist(), budget.tolist())
+        return Lengths(prompt.tolist(), output.tolist(), budget.tolist(), self._priorities(start, stop).tolist())
+
+    def _priorities(self, start: int, stop: int) -> np.ndarray:
+        """Of requests start … stop-1 ``[stop - start]``."""
+        workload = self.scenario.workload
+        if workload.output_tokens.kind == "trace":
+            header = read_engine_trace(workload.output_tokens["path"]).header
+            return _cycle(np.array(header.get("priority_each", [0])), start, stop)
+        of_classes = np.array([each.priority for each in workload.classes] or [0])
+        return of_classes[draw_classes(workload.classes, self.streams, start, stop)]
 
     def _lengths(self, name: str, purpose: Purpose, start: int, stop: int) -> np.ndarray:
         """Token counts, of each request by the law of its class ``[stop - start]``."""

@@ -8,6 +8,7 @@ from typing import Literal
 from refimpl.core.declared import documented, setting
 from refimpl.core.engine_settings import LAYOUTS, SCHEDULERS, EngineSettings, LayoutName, SchedulerName
 from refimpl.core.errors import require
+from refimpl.core.request import PRIORITY
 from simulator.settings.fields import (
     COUNT,
     NON_NEGATIVE,
@@ -108,12 +109,14 @@ class RequestClass:
     Attributes:
         name: ending of the names of its metrics.
         share: of the requests, relative to the sum of all shares.
+        priority: who enters first, and is preempted last: the smallest.
         prompt_tokens, output_tokens, acceptance: of its requests, of the same kinds as those of all.
         slo_first_token_s, slo_per_token_s: what its requests must meet to count as goodput.
     """
 
     name: str
     share: float = number_field(POSITIVE, 1.0)
+    priority: int = number_field(PRIORITY, 0)
     prompt_tokens: Spec | None = spec_field(LENGTHS, None)
     output_tokens: Spec | None = spec_field(LENGTHS, None)
     acceptance: Spec | None = spec_field(ACCEPTANCE, None)
@@ -135,9 +138,8 @@ class Workload:
         prompt_tokens, output_tokens: lengths.
         sort_prompts: whether an offline study starts with the shortest prompt.
         common: which requests begin with the same tokens, and may share blocks: none; ``system_prompt``: the first
-            `tokens` of every prompt, one of so many `prompts`; ``sessions``: users in turn, who each come back with all
-            of their conversation before their new prompt, until it has so many `turns`; ``trace``: as an engine has
-            found it.
+            `tokens`, one of so many `prompts`; ``sessions``: users in turn, who come back with their whole conversation
+            before the new prompt, up to `turns` times; ``trace``: as an engine has found it.
         classes: kinds of requests with lengths, acceptance and limits of their own, in random order; metrics are also
             given for each.
     """
@@ -250,18 +252,14 @@ class Service:
 
     Attributes:
         replicas: servers, each with an engine of its own.
-        router: how requests are shared out among them: in turn; to the one with least unfinished tokens; by length of
-            the prompt; or, with `by_prefix`, to the one whose cache holds most of their first tokens, of several to the
-            one with least work.
-        pools: whether each replica does everything, or `prefill_replicas` beside them cache prompts and send K/V, at
-            `bytes_per_s` of one device, to the `replicas`, which decode; those of the draft are sent or made again.
-        failures: whether replicas fail: at each of `times_s` the one with most work, or each at random. It
-            serves again after `repair_s`, with nothing cached.
-        scaling: how many `replicas` there are after the start: so many for each `requests` that are unfinished, or so
-            many that a share `target` of their rows is in use; looked at `every_s`, and there after `delay_s`.
-        kv_capacity_bytes: of each replica, of its fullest device; requests wait until there is room for their prompts
-            and budgets, and for the buffers of a working batch where the layout has one. None for what costs of kind
-            roofline leave, else for no limit.
+        router: who gets a request: replicas in turn; the one with least unfinished tokens; by length of the prompt; the
+            one whose cache holds most of its first tokens, of several the one with least work.
+        pools: whether each replica does everything, or `prefill_replicas` cache prompts for the `replicas`.
+        failures: whether replicas fail, and serve again after `repair_s`.
+        scaling: whether the number of `replicas` follows the load.
+        kv_capacity_bytes: of each replica, of its fullest device: the blocks of a paged pool; with other layouts
+            requests wait until there is room for prompt, budget and the buffers of a working batch. None for what costs
+            of kind roofline leave, else for no limit.
         slo_first_token_s, slo_per_token_s: what a request must meet to count as goodput.
         cost_per_hour, watts: of one device, in any currency, and what it draws on average; None for those of the
             device's file, which gives the limit of its power and no price unless it is your own.

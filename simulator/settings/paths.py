@@ -18,6 +18,8 @@ PARTS = {"study": Study, "workload": Workload, "engine": Engine, "switches": Swi
 def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] = ()) -> None:
     """Set a dotted path in nested mappings; ``method`` is short for the layout, scheduler and so on that it names.
 
+    A class of requests is found by its name: ``workload.classes.chat.share``.
+
     A new kind drops the parameters, and the settings of a study, that it does not know, but for those `kept`. Where a
     whole part is set, what it leaves out has its default.
 
@@ -34,7 +36,7 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
     for name in parents:
         known = isinstance(here, dict) and name in here
         require(known, f"{path}: no such setting; {name!r} is unknown{did_you_mean(name, _names(here))}")
-        here = here[name]
+        here = _by_name(here[name]) if name == "classes" else here[name]
     known = isinstance(here, dict) and (last in here or "kind" in here)
     allowed = [*_names(here), *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
     require(known, f"{path}: no such setting; allowed: {', '.join(allowed) or 'nothing'}{did_you_mean(last, allowed)}")
@@ -51,6 +53,12 @@ def _whole(path: str, given: Any) -> Any:
     return {item.name: as_data(item.default) for item in fields(PARTS[path])} | dict(given)
 
 
+def _by_name(classes: Any) -> Any:
+    """Classes of requests as a mapping, as far as they have names."""
+    given = classes if isinstance(classes, list) else []
+    return {each["name"]: each for each in given if isinstance(each, dict) and "name" in each}
+
+
 def _names(here: Any) -> list[str]:
     return list(map(str, here)) if isinstance(here, dict) else []
 
@@ -61,8 +69,8 @@ def _drop_unknown(here: dict[str, Any], path: str, kind: str, kept: Collection[s
     if path == "study":
         idle = set(IGNORED.get(kind, ())) - stays
         here.update({item.name: as_data(item.default) for item in fields(Study) if item.name in idle})
-    elif kind in KINDS[path]:
-        for name in set(here) - stays - {"kind", *KINDS[path][kind]}:
+    elif kind in (known := KINDS.get(path, {})):
+        for name in set(here) - stays - {"kind", *known[kind]}:
             del here[name]
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from refimpl.core.errors import require, shown
 from refimpl.core.formats import TRACE_SCHEMA
+from refimpl.core.request import PRIORITY
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
 
@@ -21,7 +22,7 @@ HEADER_FIELDS = (
 DRAFTS = Range(0, MAX_SPECULATIVE_TOKENS, integer=True)
 EACH_FIELDS = {  # a number per sequence
     "prompt_lens": COUNT, "output_lens": WHOLE, "max_new_tokens_each": COUNT, "num_speculative_tokens_each": DRAFTS,
-    "arrival_s": NON_NEGATIVE, "submitted_at": WHOLE,
+    "arrival_s": NON_NEGATIVE, "submitted_at": WHOLE, "priority_each": PRIORITY,
 }  # fmt: skip
 NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": DRAFTS}
 ROW_FIELDS = (

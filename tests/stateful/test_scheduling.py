@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -27,6 +28,11 @@ class Scarce(KVAllocator[Item]):
         return self.failures < 0
 
 
+def by_priority(items: list[Item]) -> list[Item]:
+    """The smallest first; of equal ones the order stays."""
+    return sorted(items, key=attrgetter("priority"))
+
+
 class Machine(RuleBasedStateMachine):
     """Drive one scheduler; `waiting`, `window` and `gone` are the model."""
 
@@ -50,12 +56,18 @@ class Machine(RuleBasedStateMachine):
         self.window: list[Item] = []
         self.gone: list[Item] = []
 
-    @rule(target=items, seq_len=st.integers(1, 4), lag=st.integers(1, 2), count=st.integers(1, 4))
-    def submit(self, seq_len: int, lag: int, count: int) -> Any:
+    @rule(
+        target=items,
+        seq_len=st.integers(1, 4),
+        lag=st.integers(1, 2),
+        count=st.integers(1, 4),
+        priority=st.sampled_from([0, 0, 1, -1]),
+    )
+    def submit(self, seq_len: int, lag: int, count: int, priority: int) -> Any:
         """Several that may share a round: without, full groups are rare that pass an older item over."""
-        alike = [Item(seq_len, lag) for _ in range(count)]
+        alike = [Item(seq_len, lag, priority=priority) for _ in range(count)]
         self.scheduler.submit(alike)
-        self.waiting += alike
+        self.waiting = by_priority(self.waiting + alike)
         return multiple(*alike)
 
     @rule(item=items)
@@ -90,8 +102,8 @@ class Machine(RuleBasedStateMachine):
         self.retire(self.scheduler.complete(plan))
 
     def choose(self, failures: int) -> RoundPlan[Item]:
-        """The youngest are sent back to the head of the queue, one for each failure to reserve; the oldest stays."""
-        unfinished = [item for item in self.window if not item.finished]
+        """One is sent back for each failure to reserve, of the largest priority the youngest; the others stay."""
+        unfinished = by_priority([item for item in self.window if not item.finished])
         self.allocator.failures = min(failures, len(unfinished) - 1)
         away = unfinished[len(unfinished) - self.allocator.failures :]
         plan, preempted = self.scheduler.choose()
@@ -99,7 +111,7 @@ class Machine(RuleBasedStateMachine):
         for item in away:
             item.waited, item.begun = 0, False
         self.window = [item for item in self.window if item not in away]
-        self.waiting = away + self.waiting
+        self.waiting = by_priority(away + self.waiting)
         return plan
 
     def refill(self) -> None:
@@ -146,9 +158,9 @@ class Machine(RuleBasedStateMachine):
         return max(keys.count(key) for key in keys)
 
     def first_full_key(self) -> tuple[int, int]:
-        """Key of the first group to be full when the window is read from its oldest member on."""
+        """Key of the first group to be full when the window is read in order of submission."""
         seen: list[tuple[int, int]] = []
-        for item in self.window:
+        for item in sorted(self.window, key=attrgetter("ticket")):
             seen.append((item.seq_len, item.cache_state))
             if seen.count(seen[-1]) == self.batch_size:
                 return seen[-1]

@@ -12,6 +12,7 @@ from hypothesis.stateful import (
 
 from refimpl.conformance.adapters import mixed_script
 from refimpl.core.config import make_config
+from refimpl.core.request import Request
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
 from refimpl.models.table_model import greedy_continuation, table_pair
@@ -44,7 +45,8 @@ class Service(RuleBasedStateMachine):
             token_budget=k + 3 if scheduler == "continuous" else None,
             checks="device",
         )
-        self.rows = prepare(pair, PROMPTS, config)
+        requests = [Request(prompt, priority=place % 3) for place, prompt in enumerate(PROMPTS)]
+        self.rows = prepare(pair, requests, config)
         self.engine = Engine(pair, [], config, expected=self.rows)
         self.outside, self.cancelled = list(self.rows), set()
         self.decided = {row.index: [0, 0] for row in self.rows}  # drafts accepted, and decided on

@@ -43,6 +43,11 @@ def alone(prompt, index, method, rule):
         return generate(PAIR, [request], method=method, **SETTINGS, **RULES[rule]).sequences[0]
 
 
+def asked(prompt, arrival_s=0.0):
+    """A request for it, with a priority that changes none of its tokens."""
+    return Request(PROMPTS[prompt], arrival_s=arrival_s, priority=prompt % 3)
+
+
 class Streamed(RuleBasedStateMachine):
     """A stream, and what is known of it from outside: what rounds have committed, what was read, who was cancelled."""
 
@@ -58,7 +63,7 @@ class Streamed(RuleBasedStateMachine):
         self.num_known, self.began_s, self.events, self.cancelled = len(known), None, [], {}
         self.exits = ExitStack()
         self.clock = self.exits.enter_context(second_by_round())
-        requests = [Request(PROMPTS[p], arrival_s=s) for p, s in zip(self.prompts, self.arrival_s, strict=True)]
+        requests = [asked(p, s) for p, s in zip(self.prompts, self.arrival_s, strict=True)]
         settings = SETTINGS | RULES[self.rule] | {"batch_size": 2, "max_model_len": 16}
         self.run = stream(PAIR, iter(requests) if one_by_one else requests, method=method, **settings)
 
@@ -83,7 +88,7 @@ class Streamed(RuleBasedStateMachine):
     @rule(prompts=strategies.lists(SOME, min_size=1, max_size=3))
     @precondition(lambda self: self.committed(self.num_known - 1))
     def submit(self, prompts):
-        indices = self.run.submit([PROMPTS[prompt] for prompt in prompts])
+        indices = self.run.submit([asked(prompt) for prompt in prompts])
         self.arrival_s += [self.elapsed_s()] * len(prompts)
         self.prompts += prompts
         assert indices == list(range(len(self.prompts)))[-len(prompts) :]

@@ -77,11 +77,23 @@ def test_a_scenario_with_classes_is_written_and_read_back():
     assert simulate_once(MIXED).log.request_frame().columns.tolist().count("class") == 0
 
 
+def test_a_path_finds_a_class_by_its_name():
+    changed = MIXED.but({"workload.classes.long.priority": -1, "workload.classes.short.output_tokens.tokens": 9})
+    first, second = changed.workload.classes
+    assert (first.name, first.priority, first.output_tokens["tokens"]) == ("short", 0, 9)
+    assert (second.name, second.priority) == ("long", -1)
+    with pytest.raises(InputError, match=r"'lang' is unknown \(did you mean long"):
+        MIXED.but({"workload.classes.lang.share": 2})
+    with pytest.raises(InputError, match="no such setting"):
+        MIXED.but({"workload.classes": "chat", "workload.classes.chat.share": 2})
+
+
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
         ([SHORT, SHORT], "workload.classes: a name stands twice: short, short"),
         ([SHORT | {"share": 0}], r"workload.classes\[0\].share must be a number > 0"),
+        ([SHORT | {"priority": 0.5}], r"workload.classes\[0\].priority must be an integer in"),
         ([{"name": "a.b"}], r"workload.classes\[0\].name must be a word"),
         ([{"share": 1}], r"workload.classes\[0\].name is missing"),
         ("chat", "workload.classes must be a list of mappings, not 'chat'"),
