@@ -48,7 +48,8 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
   at once and recurrent layers one after the other. The state behind each token of a round is kept until the round is
   decided; the row then keeps the one behind its last committed token (INV-24): nothing is rolled back, and pads never
   enter a state. It costs k+1 reads of the recurrent layers' weights a pass and k+2 states of a row during it, prompts
-  are cached one row at a time, and a recurrent draft runs one pass more a round. Prefix sharing is off, as a shared
+  are cached one row at a time (token by token where layers begin anew in a pass of several, as Mamba 1 does in
+  transformers), and a recurrent draft runs one pass more a round. Prefix sharing is off, as a shared
   block holds no state to go on from; `shape_stable` and recorded rounds are refused.
 
 ## What is refused
@@ -56,7 +57,6 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 - encoder-decoder models, and models without any attention layer (Mamba)
 - attention that chooses keys by their values (DeepSeek V3.2, GLM 5), or is biased by distance (ALiBi)
 - models that compute with the length of the cache, count positions by themselves or ignore a 4-D mask
-- recurrent layers that begin anew in a pass of several tokens, as Mamba 1 in transformers (Jamba)
 
 [All {total} configurations](results/models.md) of transformers' causal families: {accepted} are supported. `load_pair`
 takes a causal class, or the class in a checkpoint's `architectures` where transformers has none for its configuration.

@@ -76,7 +76,7 @@ class PassStates:
     Args:
         store: of all rows.
         slots: of the rows.
-        step: tokens that a layer takes in at a time: 1, or all of the pass.
+        step: tokens to keep a state behind: 1, or all of the pass.
     """
 
     def __init__(self, store: StateStore, slots: Seq[int], step: int = 1):
@@ -86,8 +86,12 @@ class PassStates:
 
     def read(self, part: StatePart) -> Tensor:
         """Begin a step of a layer: a copy of the latest state, which the layer may change in place."""
-        self._behind[part].append(self._behind[part][-1].clone())
-        return self._behind[part][-1]
+        behind = self._behind[part]
+        latest = behind[-1].clone()
+        if self.step > 1:
+            del behind[1:]  # of a prompt that the layer takes in token by token
+        behind.append(latest)
+        return latest
 
     def latest(self, part: StatePart) -> Tensor:
         """The state as it is in the step that was begun last."""

@@ -115,7 +115,7 @@ class BlockCache(Cache):
     @property
     def steps(self) -> bool:
         """Whether recurrent layers take in one token at a time."""
-        return self._states is not None and self._states.step == 1
+        return self._states is not None and (self._states.step == 1 or self._cached.stepwise)
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         """No number: rows have lengths of their own."""

@@ -62,6 +62,7 @@ class CachedLayers:
         spans: how far back layers look, by the names that the model gives to kinds of them; None for those without
             attention. One where all look equally far.
         states: parts of recurrent states, by layer, name and number.
+        stepwise: whether recurrent layers go on from a state with one token at a time only, and begin anew with more.
     """
 
     shape: KVShape
@@ -69,6 +70,7 @@ class CachedLayers:
     entries: dict[int, LayerEntries]
     spans: dict[str, Span | None]
     states: dict[tuple[int, str, int], StatePart]
+    stepwise: bool = False
 
     @classmethod
     def of(cls, config: PretrainedConfig, cache: Cache, max_positions: int) -> "CachedLayers":

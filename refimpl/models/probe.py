@@ -49,6 +49,7 @@ class Probed(Protocol):
     vocab_size: int
     max_positions: int
     kv_shape: KVShape
+    cached: CachedLayers
 
     def forward(self, block: Block, num_logits: int) -> Tensor:
         """Run a block."""
@@ -75,8 +76,6 @@ def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
     """Raise UnsupportedModelError unless every row gives the logits that the model gives for it alone."""
     if lm.max_positions < COUNT:
         raise UnsupportedModelError(f"has a context of {lm.max_positions}, which is too short")
-    if lm.kv_shape.states and not _goes_on(lm):
-        raise UnsupportedModelError("begins with a new recurrent state in a pass of several tokens")
     expected = torch.stack([_alone(lm, row, tokens) for row, tokens in enumerate(ROWS)]).float()
     if not expected.isfinite().all():
         raise UnsupportedModelError("gives logits that are not finite")
@@ -144,15 +143,15 @@ def _alone(lm: Probed, row: int, tokens: tuple[int, ...], copies: int = len(ROWS
     ids = torch.tensor([tokens] * copies, device=lm.model.device)
     call_with_cache(lm.model, cache, input_ids=ids[:, :HALF], logits_to_keep=1)
     cache.skipped = lm.max_positions - COUNT if row == FAR_ROW else 0
-    logits: Tensor = call_with_cache(lm.model, cache, input_ids=ids[:, HALF:], logits_to_keep=HALF).logits[0]
-    return logits
+    fed = ids[:, HALF:].split(1 if lm.cached.stepwise else HALF, dim=1)
+    return torch.cat([call_with_cache(lm.model, cache, input_ids=part).logits[0] for part in fed])
 
 
-def _goes_on(lm: Probed) -> bool:
-    """Whether a row's second half, fed at once, goes on from the state behind the first."""
-    ids = torch.tensor([ROWS[0]] * len(ROWS), device=lm.model.device)
-    whole = lm.model(input_ids=ids, use_cache=False).logits[0, HALF:]
-    return close(lm.kv_shape.dtype, _alone(lm, 0, ROWS[0]), whole)
+def _begins_anew(model: PreTrainedModel) -> bool:
+    """Whether a row's second half, fed at once, does not go on from the state behind the first."""
+    ids, cache = torch.tensor([ROWS[0]], device=model.device), DynamicCache(config=model.config)
+    halves = [call_with_cache(model, cache, input_ids=ids[:, at : at + HALF]).logits for at in (0, HALF)]
+    return not close(model.dtype, halves[1], model(input_ids=ids, use_cache=False).logits[:, HALF:])
 
 
 def _in_blocks(lm: Probed) -> Float[Tensor, "rows half vocab"]:
@@ -217,4 +216,5 @@ def cached_layers_of(model: PreTrainedModel, max_positions: int) -> CachedLayers
     """
     cache = keeping_cache(model.config)
     call_with_cache(model, cache, input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))
-    return CachedLayers.of(model.config.get_text_config(decoder=True), cache, max_positions)
+    found = CachedLayers.of(model.config.get_text_config(decoder=True), cache, max_positions)
+    return replace(found, stepwise=_begins_anew(model)) if found.states else found
