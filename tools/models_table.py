@@ -54,7 +54,7 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 
 ## What is refused
 
-- encoder-decoder models, and models without any attention layer (Mamba)
+- encoder-decoder models, and recurrent ones with a cache of their own (RWKV, xLSTM)
 - attention that chooses keys by their values (DeepSeek V3.2, GLM 5), or is biased by distance (ALiBi)
 - models that compute with the length of the cache, count positions by themselves or ignore a 4-D mask
 
@@ -96,6 +96,7 @@ PEOPLE = [  # model, family of tools/model_families.py, its layers
     ("Nemotron-H", "nemotron_h", "Mamba 2, full attention, experts"),
     ("LFM 2", "lfm2, with convolutions", "short convolutions, full attention"),
     ("Jamba", "jamba", "Mamba 1, full attention"),
+    ("Mamba 2", "mamba2", "Mamba 2"),
 ]
 PARTS = {"## Supported": True, "## Rejected": False}
 SAME = "no remark"

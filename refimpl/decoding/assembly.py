@@ -196,7 +196,8 @@ def _pool_size(pair: Pair, run_limits: RunLimits, config: DecodeConfig, window_s
     )
     per_row = sum(model.kv_shape.bytes_per_row for model in pair.models(run_limits.uses_draft))
     usable = usable_bytes(config.kv_memory_gib, pair.device) - per_row * size.rows
-    fitting, least = usable / (per_token * block_size) - 1, blocks_for(run_limits.longest, block_size)
+    least = blocks_for(run_limits.longest, block_size)
+    fitting = usable / (per_token * block_size) - 1 if per_token else math.inf  # models without attention cache nothing
     size = replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))
     require_room(PLACEMENTS[layout].num_slots(size), per_token, usable, paged=layout == "paged")
     return size

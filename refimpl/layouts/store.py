@@ -142,7 +142,8 @@ class KVStore:
     def copy_slots(self, source: "KVStore", source_slots: Int[Tensor, " n"], slots: Int[Tensor, " n"]) -> None:
         """Copy flat slots of `source` into flat slots of this store."""
         moved = source.data.flatten(3, 4).index_select(3, source_slots)
-        self.data.view(*self.data.shape[:3], -1, self.shape.plane_dim).index_copy_(3, slots, moved)
+        flat = (*self.data.shape[:3], self.rows * self.columns, self.shape.plane_dim)
+        self.data.view(flat).index_copy_(3, slots, moved)
         if self.tags is not None and source.tags is not None:
             self.tags.view(-1, NUM_TAGS).index_copy_(0, slots, source.tags.flatten(0, 1).index_select(0, source_slots))
 

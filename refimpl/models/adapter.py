@@ -25,6 +25,7 @@ from refimpl.models import attention
 from refimpl.models.block_cache import call_with_cache
 from refimpl.models.cached_layers import keeping_cache, states_in
 from refimpl.models.checks import (
+    attends,
     experts_of,
     mixes_rows,
     refuse_what_is_declared,
@@ -219,11 +220,13 @@ class HuggingFaceLM:
 
 
 def _set_attention(model: PreTrainedModel) -> str:
-    """Have a model attend as the engine needs it, and return the name of that implementation.
+    """Have a model attend as the engine needs it, and return the name of that implementation; none if it never does.
 
     Raises:
         UnsupportedModelError: attention classes of the model's own choose their keys and masks themselves.
     """
+    if not attends(model):
+        return ""
     if model.device.type == "cuda":
         attention.leave_out_cudnn()
     wanted = attention.NAME if model._supports_attention_backend else "sdpa"

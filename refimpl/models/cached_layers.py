@@ -88,8 +88,10 @@ class CachedLayers:
         }
         by_place = _spans(config, max_positions)
         spans = tuple(by_place.get(place, FULL) for place in filled)
-        states = {part[:3]: part for part, _ in states_in(cache)}
-        shape = _store_shape([*filled.values()], spans if set(spans) != {FULL} else (), tuple(states.values()))
+        found = dict(states_in(cache))
+        states = {part[:3]: part for part in found}
+        values: list[Any] = [*(getattr(layer, "values", None) for layer in filled.values()), *found.values()]
+        shape = _store_shape([*filled.values()], values[0], spans if set(spans) - {FULL} else (), tuple(found))
         shape = replace(shape, float32_softmax=getattr(config, "attn_logit_softcapping", None) is not None)
         count = max(len(DynamicCache(config=config).layers), len(cache.layers))
         return cls(shape, count, entries, _by_kind(config, by_place), states)
@@ -103,7 +105,7 @@ class CachedLayers:
     @property
     def least_heads(self) -> int:
         """Key heads of the layer that has fewest."""
-        return min(each.num_heads for each in self.entries.values())
+        return min([each.num_heads for each in self.entries.values()], default=1)
 
     def joined(self, cache: Cache) -> Float[Tensor, "layers planes heads n plane_dim"]:
         """Entries of the only row of a filled cache, as a store holds them."""
@@ -129,14 +131,11 @@ def states_in(cache: Cache) -> Iterator[tuple[StatePart, Tensor]]:
                     yield StatePart(place, name, number, tuple(values.shape[1:]), values.dtype), values[0]
 
 
-def _store_shape(layers: list[Any], spans: tuple[Span, ...], states: tuple[StatePart, ...]) -> KVShape:
-    """As wide as the widest of filled layers."""
-    heads, key_dim, value_dim = (
-        max(widths)
-        for widths in zip(*((*each.keys.shape[1:4:2], each.values.shape[3]) for each in layers), strict=True)
-    )
-    values = layers[0].values
-    return KVShape(len(layers), heads, key_dim, values.dtype, values.device, value_dim, spans, states)
+def _store_shape(layers: list[Any], like: Tensor, spans: tuple[Span, ...], states: tuple[StatePart, ...]) -> KVShape:
+    """As wide as the widest of filled layers; without any layer where none attends."""
+    widths = [(*each.keys.shape[1:4:2], each.values.shape[3]) for each in layers] or [(1, 1, 1)]
+    heads, key_dim, value_dim = (max(each) for each in zip(*widths, strict=True))
+    return KVShape(len(layers), heads, key_dim, like.dtype, like.device, value_dim, spans, states)
 
 
 def _entries_of(layer: Any, index: int, read_later: bool) -> LayerEntries:

@@ -57,8 +57,6 @@ def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
         yield "is an encoder-decoder model, or the decoder of one, with cross-attention"
     if getattr(model, "_is_stateful", False) and not getattr(config, "layer_types", None):
         yield "keeps a recurrent state in a cache of its own"
-    if not any(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers):
-        yield "keeps a recurrent state in every layer, and attends in none"
     if getattr(config, "alibi", False):
         yield "biases attention by distances between columns (alibi = True), which are not those of positions"
     offset = _first_position(model)
@@ -98,6 +96,12 @@ def _layers_of_other_kinds(config: PretrainedConfig) -> list[str]:
     names = ("layer_types", "attention_layers")
     declared = {kind for name in names for kind in getattr(config, name, None) or []} - KNOWN_LAYERS
     return sorted(declared or caches)
+
+
+def attends(model: PreTrainedModel) -> bool:
+    """Whether any layer caches keys and values."""
+    config = model.config.get_text_config(decoder=True)
+    return any(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers)
 
 
 def experts_of(model: PreTrainedModel) -> str:

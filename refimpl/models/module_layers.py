@@ -45,12 +45,14 @@ class ModuleLayers:
     def _seen(self, block: Block | PackedBlock) -> dict[str, Any]:
         """What says which slots queries see: one mask, or one for each kind of layers.
 
-        A packed block says it by itself, and its mask is ignored.
+        A packed block says it by itself, and its mask is ignored. Where no layer attends, there is none.
         """
         shape = self.layers.shape
         if isinstance(block, PackedBlock):
             none = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
             return {"attention_mask": none, "packed": block}
+        if not self.layers.entries:
+            return {}
         masks = {
             kind: span and attention.additive_mask(block.seen_by(span), shape.dtype, self.groups)
             for kind, span in self.layers.spans.items()

@@ -85,11 +85,12 @@ def test_exact_under_ragged_drafts(name, monkeypatch):
         assert {row.accepted for record in found.rounds for row in record.rows} >= {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2, with convolutions"])
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2, with convolutions", "mamba2"])
 def test_recurrent_models_draft(name):
     """Rows keep the states behind some of the tokens of all passes of a round, also where all are accepted."""
     _, texts = driven(name)
-    models = random_models(families.BY_NAME[name].config(), seed=3, dtype=torch.float64, draft_noise=NOISE)
+    config = families.BY_NAME[name].config()
+    models = random_models(config, seed=3, dtype=torch.float64, draft_noise=NOISE, attn_implementation=None)
     pair = make_pair(*models, stop_token_ids=())
     assert pair.draft.kv_shape.states
     for method in ("inplace", "exspec", "paged+continuous"):
@@ -108,7 +109,18 @@ ODD = [
     for f in families.FAMILIES
     if any(word in str(f.settings) for word in ("sliding", "sinks", "num_kv_shared", "linear", "conv"))
     or f.kind
-    in ("gemma2", "vaultgemma", "jamba", "falcon_h1", "qwen3_next", "qwen3_5_text", "nemotron_h", "llama4_text")
+    in (
+        "gemma2",
+        "vaultgemma",
+        "jamba",
+        "mamba",
+        "mamba2",
+        "falcon_h1",
+        "qwen3_next",
+        "qwen3_5_text",
+        "nemotron_h",
+        "llama4_text",
+    )
 ]
 
 
