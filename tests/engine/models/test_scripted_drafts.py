@@ -104,24 +104,12 @@ def test_recurrent_models_draft(name):
         assert {row.accepted for row in rows} > {0, 3}
 
 
-ODD = [
-    f.name
-    for f in families.FAMILIES
-    if any(word in str(f.settings) for word in ("sliding", "sinks", "num_kv_shared", "linear", "conv"))
-    or f.kind
-    in (
-        "gemma2",
-        "vaultgemma",
-        "jamba",
-        "mamba",
-        "mamba2",
-        "falcon_h1",
-        "qwen3_next",
-        "qwen3_5_text",
-        "nemotron_h",
-        "llama4_text",
-    )
-]
+KINDS = (
+    "gemma2", "vaultgemma", "jamba", "mamba", "mamba2", "bailing_hybrid", "lfm3", "falcon_h1", "qwen3_next",
+    "qwen3_5_text", "nemotron_h", "llama4_text",
+)  # fmt: skip
+WORDS = ("sliding", "sinks", "num_kv_shared", "linear", "conv")  # of settings
+ODD = [f.name for f in families.FAMILIES if f.kind in KINDS or any(word in str(f.settings) for word in WORDS)]
 
 
 @pytest.mark.nightly
