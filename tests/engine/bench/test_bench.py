@@ -177,8 +177,11 @@ class TestBench:
         assert row.mean_acceptance_length == pytest.approx(2.2, abs=0.25)
 
     @pytest.mark.skipif(not takes_graphs("inplace"), reason="the engine records no rounds")
-    def test_recorded_rounds_have_a_row_beside_the_eager_one(self, llama):
-        settings = BenchSettings((2,), ("inplace", "eqspec"), 3, 12, repeats=1, cuda_graphs=True)
+    def test_recorded_rounds_have_a_row_beside_the_eager_one(self, llama, monkeypatch):
+        """They are recorded once an engine and width: in the warm-up, of drafts and decisions, and of plain steps."""
+        made, init = [], Recording.__init__
+        monkeypatch.setattr(Recording, "__init__", lambda self, work, *rest: made.append(init(self, work, *rest)))
+        settings = BenchSettings((2,), ("inplace", "eqspec"), 3, 14, repeats=1, cuda_graphs=True)
         rows = run_bench(llama, [[5, 6], [7, 8, 9], [4, 4]], settings).rows
         assert [r.engine for r in rows] == [PLAIN, BATCHED, "inplace", "inplace_eager", "eqspec"]
         assert settings.engine_settings("inplace", 2)["cuda_graphs"]
@@ -187,15 +190,7 @@ class TestBench:
         assert (rows[0].mean_acceptance_length, rows[1].draft_acceptance_rate) == (None, None), "no rounds, no drafts"
         assert rows[1].mean_acceptance_length == 1
         assert len({r.mean_acceptance_length for r in rows[2:]}) == 1
-
-    def test_rounds_are_recorded_once_an_engine_and_width(self, llama, monkeypatch):
-        """In the warm-up, whose recordings serve the timed run: of drafts and decisions, and of plain steps."""
-        made, init = [], Recording.__init__
-        monkeypatch.setattr(Recording, "__init__", lambda self, work, *rest: made.append(init(self, work, *rest)))
-        settings = BenchSettings((2,), ("inplace",), 3, 14, repeats=1, eager=False, cuda_graphs=True)
-        rows = run_bench(llama, [[5, 6], [7, 8, 9], [4, 4]], settings).rows
-        assert len(made) == 3
-        assert all(row.record_s > 0 for row in rows if row.rounds)
+        assert ([r.engine for r in rows if r.record_s], len(made)) == ([BATCHED, "inplace"], 3)
 
     def test_our_rows_run_on_the_layers_chosen_and_transformers_on_its_own(self, tiny, monkeypatch):
         """Without drafts, too; lean layers call none of the model's own."""

@@ -11,6 +11,7 @@ from refimpl.decoding import prefill as prefilling
 from refimpl.decoding.passes import EagerPasses
 from refimpl.models.table_model import table_pair
 from refimpl.pairs.random_pairs import random_pair
+from tests.outputs import tokens
 
 METHODS = ["+".join(parts) for parts in product(LAYOUTS, SCHEDULERS)]
 ALONE = {"draft_budget": "by_load:2=0"}  # two rows have no drafts, and a row alone has some
@@ -25,6 +26,11 @@ def sure():
     return random_pair("llama", draft_noise=0.0)
 
 
+@pytest.fixture(scope="module")
+def wanted(sure):
+    return tokens(generate(sure, REQUESTS, method="autoregressive"))
+
+
 @pytest.fixture
 def widths(sure, monkeypatch):
     """Tokens a row of the draft's rectangles, which are those of rounds alone."""
@@ -35,17 +41,16 @@ def widths(sure, monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", [512, 7])
-def test_it_drafts_as_if_it_had_never_rested(sure, monkeypatch, widths, method, step):
+def test_it_drafts_as_if_it_had_never_rested(sure, wanted, monkeypatch, widths, method, step):
     monkeypatch.setattr(prefilling, "PREFILL_CHUNK_TOKENS", step)
-    wanted = generate(sure, REQUESTS, method="autoregressive").sequences
     result = generate(sure, REQUESTS, method=method, checks="oracle", **SETTINGS)
-    assert [s.token_ids for s in result.sequences] == [s.token_ids for s in wanted]
+    assert tokens(result) == wanted
     assert result.stats.acceptance.accepted == result.stats.acceptance.drafted > 0
     assert max(widths) == 2, "rows that lag by 1 or 2 tokens are fed no more"
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_goes_on_where_it_has_drafted_before(sure, monkeypatch, widths, method):
+def test_it_goes_on_where_it_has_drafted_before(sure, wanted, monkeypatch, widths, method):
     """Four rounds with drafts and six without, in turn: what rectangles hold of the rows is not up to date any more."""
     rounds, budgeted = count(), EagerPasses.budgeted
 
@@ -53,9 +58,8 @@ def test_it_goes_on_where_it_has_drafted_before(sure, monkeypatch, widths, metho
         return budgeted(self, members, limits if next(rounds) % 10 < 4 else [0] * len(limits))
 
     monkeypatch.setattr(EagerPasses, "budgeted", in_turn)
-    wanted = generate(sure, REQUESTS, method="autoregressive").sequences
     result = generate(sure, REQUESTS, method=method, checks="oracle", batch_size=2, num_speculative_tokens=3)
-    assert [s.token_ids for s in result.sequences] == [s.token_ids for s in wanted]
+    assert tokens(result) == wanted
     assert result.stats.acceptance.accepted == result.stats.acceptance.drafted > 0
     assert max(widths) == 2
 

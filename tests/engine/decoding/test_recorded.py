@@ -75,9 +75,12 @@ def outputs(pair, prompts, **settings):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 @pytest.mark.parametrize("method", ["inplace", "inplace+static"])
-def test_the_same_run(llama, ragged_prompts, rule, method, batch_size, ahead):
+def test_the_same_run(llama, ragged_prompts, rule, method, batch_size, monkeypatch):
+    """Also where passes are launched ahead."""
     settings = {"method": method, "batch_size": batch_size, **rule}
     expected = outputs(llama, ragged_prompts, **settings)
+    assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
+    go_on(monkeypatch)
     assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
 
 

@@ -140,7 +140,7 @@ def test_bits_are_counted_where_log_probabilities_say_them(tiny, prompts):
     assert counted == {False: [None, None], True: [3, 3]}
 
 
-@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+@pytest.mark.parametrize("num_drafts", [0, 3])
 def test_preempted_rows_have_the_same_bits(tiny, prompts, num_drafts):
     """What was generated is cached again in the shape of the verify passes, and what was a prompt in its own."""
     prompts = [tiny.tokenizer(text)["input_ids"][:20] for text in prompts[:4]]
