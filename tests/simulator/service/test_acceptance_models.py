@@ -46,15 +46,14 @@ def test_models_keep_their_mean_and_spread(spec, least, most):
     assert least < runs.sum(axis=1).std() / (100 * 0.7 * 0.3) ** 0.5 < most
 
 
-@pytest.mark.parametrize(("tokens", "drafts", "probability"), [(1.0, None, 0.0), (6.0, None, 1.0), (2.3056, 4, 0.6)])
-def test_a_mean_length_stands_for_a_probability(tokens, drafts, probability):
-    model = make_acceptance(Spec.of("mean_length", tokens=tokens, drafts=drafts), STREAMS, 5)
+@pytest.mark.parametrize(
+    ("tokens", "drafts", "k", "probability"),
+    [(1.0, None, 5, 0.0), (6.0, None, 5, 1.0), (2.3056, 4, 5, 0.6), (3, None, 0, 0), (3, 5, 0, 0)],
+)
+def test_a_mean_length_stands_for_a_probability(tokens, drafts, k, probability):
+    """It may be compared with no drafts."""
+    model = make_acceptance(Spec.of("mean_length", tokens=tokens, drafts=drafts), STREAMS, k)
     assert model.probability == pytest.approx(probability, abs=1e-9)
-
-
-@pytest.mark.parametrize("drafts", [None, 5])
-def test_a_mean_length_may_be_compared_with_no_drafts(drafts):
-    assert make_acceptance(Spec.of("mean_length", tokens=3, drafts=drafts), STREAMS, 0).probability == 0
 
 
 def test_runs_count_consecutive_right_proposals():

@@ -61,11 +61,8 @@ def test_the_table_of_goodput_has_the_seconds_of_each_round():
 def test_every_budget_is_a_scenario():
     budgets = find_budgets(BASE)
     assert list(budgets) == ["fixed 0", "fixed 1", "fixed 3", "fixed 5", "fixed 8", "by_load", "goodput"]
-    assert [BASE.but(settings).engine.drafting.budget_name for settings in budgets.values()][-3:] == [
-        "fixed",
-        "by_load",
-        "goodput",
-    ]
+    names = [BASE.but(settings).engine.drafting.budget_name for settings in budgets.values()]
+    assert names[-3:] == ["fixed", "by_load", "goodput"]
 
 
 @pytest.mark.parametrize(("fixed", "best", "gain"), [(2.0, "fixed 3", 0.9), (0.5, "fixed 0", 1.8)])
