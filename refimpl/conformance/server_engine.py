@@ -39,6 +39,7 @@ EXTRAS = {  # beyond OpenAI's own fields: ids come back, nothing but the budget 
 }  # fmt: skip
 BUSY, NO_KEY = (429, 503), (401, 403)  # statuses
 FIRST_PAUSE_S, SETTLED_S = 0.1, 0.05
+KEPT_S = 2.0  # a connection without requests; uvicorn closes it after five seconds
 SEED_STEP = 1_000_003  # between the seeds of two calls, a prime above the prompts of any
 PROBE_TOKENS, PROBE_SEEDS, PROBE_PENALTY = 8, 4, 2.0
 COUNTERS = {"draft_tokens": "drafted", "accepted_tokens": "accepted", "drafts": "rounds"}
@@ -88,7 +89,8 @@ class ServerEngine(Remote):
         self.url, self._extras, self._stops, self.takes_texts = url.rstrip("/"), dict(EXTRAS), True, False
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx2.AsyncClient(headers=headers, timeout=None, limits=httpx2.Limits(max_connections=None))
+        limits = httpx2.Limits(max_connections=None, keepalive_expiry=KEPT_S)
+        self._client = httpx2.AsyncClient(headers=headers, timeout=None, limits=limits)
         self.open(self._describe(model, tokenizer), self.url)
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def set_up(engine: dict[str, Any], work: Path) -> None:
 
 def versions(engine: dict[str, Any], work: Path) -> dict[str, str]:
     """Installed versions of the packages that the entry names."""
-    names = [package.partition("==")[0] for package in engine["packages"]]
+    names = [re.split(r"[\[=]", package)[0] for package in engine["packages"]]
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     told = subprocess.check_output([work / "bin" / "python", "-c", code, *names], text=True)
     return dict(zip(names, told.split(), strict=True))
