@@ -60,14 +60,18 @@ def test_the_examples_of_the_page_are_those_of_the_package():
 
 
 def examples():
-    """Command lines of the page and of every --help, but those that measure for minutes, or read a run of one's own."""
+    """Command lines of the page and of every --help.
+
+    But those that measure for minutes, that read a run of one's own, or that run with a page to write as well.
+    """
     found = [
         line
         for command in APP.commands.values()
         for line in re.findall(r"\[bold\]raggedspec sim (.*?)\[/bold\]", command.epilog)
     ]
     left_out = re.compile(r"panel|validate (?!--roofline)|trace --engine")
-    return [line for line in dict.fromkeys([*COMMANDS, *found]) if not left_out.match(line)]
+    lines = [line for line in dict.fromkeys([*COMMANDS, *found]) if not left_out.match(line)]
+    return [line for line in lines if not any(other.startswith(f"{line} --html ") for other in lines)]
 
 
 @pytest.mark.parametrize("line", examples())
