@@ -203,7 +203,7 @@ def blocks_of(engine: Engine) -> dict[str, Any]:
     config, allocator = engine.config, engine.scheduler.allocator
     if allocator.num_blocks is None:
         return {}
-    texts = {"texts": number_texts(engine.sequences, config.block_size)} if config.prefix_sharing else {}
+    texts = {"texts": number_texts(engine.sequences, config.block_size)} if allocator.shares != "nothing" else {}
     frees = {"frees_unseen": True} if allocator.first_seen else {}
     return {"block_size": config.block_size, "num_blocks": allocator.num_blocks, **texts, **frees}
 

@@ -37,7 +37,7 @@ from refimpl.layouts import Layout, make_layout
 from refimpl.layouts.spans import FULL
 from refimpl.layouts.states import StateStore
 from refimpl.models.adapter import HuggingFaceLM, Pair
-from refimpl.placement import PLACEMENTS, PoolSize
+from refimpl.placement import PLACEMENTS, PoolSize, num_states
 from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, Sharing, blocks_for
 
 COMPILED: frozenset[str] = frozenset({"compiled", "kernels"})  # values of `layers`
@@ -195,7 +195,8 @@ def _pool_size(pair: Pair, run_limits: RunLimits, config: DecodeConfig, window_s
         block_size=block_size,
     )
     per_row = sum(model.kv_shape.bytes_per_row for model in pair.models(run_limits.uses_draft))
-    usable = usable_bytes(config.kv_memory_gib, pair.device) - per_row * size.rows
+    states_bytes = per_row * num_states(size.rows, size.batch_rows, run_limits.span)
+    usable = usable_bytes(config.kv_memory_gib, pair.device) - states_bytes
     least = blocks_for(run_limits.longest, block_size)
     fitting = usable / (per_token * block_size) - 1 if per_token else math.inf  # models without attention cache nothing
     size = replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))

@@ -31,19 +31,21 @@ class Footprint:
     Attributes:
         weights_bytes: of the models that run; tied ones count once.
         kv_bytes: K/V pools of all models.
+        state_bytes: recurrent states of all rows.
         logits_bytes: logits and distributions at the peak of the largest pass.
-        activation_bytes: everything else there: hidden states, masks, copies of K/V.
+        activation_bytes: everything else there: hidden states, masks, copies of K/V and of recurrent states.
     """
 
     weights_bytes: int
     kv_bytes: int
+    state_bytes: int
     logits_bytes: int
     activation_bytes: int
 
     @property
     def total_bytes(self) -> int:
         """All together."""
-        return self.weights_bytes + self.kv_bytes + self.logits_bytes + self.activation_bytes
+        return self.weights_bytes + self.kv_bytes + self.state_bytes + self.logits_bytes + self.activation_bytes
 
 
 class StorageCounter(TorchDispatchMode):
@@ -107,19 +109,21 @@ class DryRun:
         with self._counting() as (prefill, weights_bytes):
             engine = self._at_begin()
             engine.admit()
-            kv_bytes = engine.kv_bytes
+            kv_bytes, state_bytes = engine.kv_bytes, engine.state_bytes
         with self._counting() as (last_round, _):
             engine = self._at_end()
             engine.admit()
             last_round.peak = 0, 0  # that prefill is longer than any of the run
             self._run_passes(engine)
         peak, logits_bytes = max(prefill.peak, last_round.peak)
-        return Footprint(weights_bytes, kv_bytes, logits_bytes, peak - kv_bytes - logits_bytes)
+        beside = peak - kv_bytes - state_bytes - logits_bytes
+        return Footprint(weights_bytes, kv_bytes, state_bytes, logits_bytes, beside)
 
     def stored_bytes(self) -> int:
-        """Weights and K/V alone."""
+        """Weights, K/V and recurrent states alone."""
         with self._counting() as (_, weights_bytes):
-            return weights_bytes + self._at_begin().kv_bytes
+            engine = self._at_begin()
+            return weights_bytes + engine.kv_bytes + engine.state_bytes
 
     @contextmanager
     def _counting(self) -> Iterator[tuple[StorageCounter, int]]:

@@ -79,6 +79,11 @@ class Engine:
         """K/V pools of all models."""
         return sum(layout.pool.num_bytes for layout in self.layouts)
 
+    @property
+    def state_bytes(self) -> int:
+        """Recurrent states of all rows, of all models."""
+        return sum(cached.states.num_bytes for cached in self.context.models if cached.states)
+
     def rounds(self) -> Iterator[RoundRecord]:
         """Run until every sequence has finished, yielding each round once it is committed."""
         while not self.scheduler.done:

@@ -69,10 +69,14 @@ def usable_bytes(budget_gib: float | None, device: torch.device) -> float:
     return math.inf if free is None else SAFETY * free
 
 
-def pool_gib(pair: Pair, num_blocks: int, block_size: int, *, drafts: bool = True) -> float:
-    """Memory in GiB that holds so many blocks for rows and one for scratch, of both models or of the target alone."""
-    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(drafts))
-    return (num_blocks + 1.5) * block_size * per_token / GIB
+def pool_gib(pair: Pair, num_blocks: int, block_size: int, *, drafts: bool = True, num_states: int = 0) -> float:
+    """Memory in GiB that holds so many blocks for rows and one for scratch, of both models or of the target alone.
+
+    Beside them, so many recurrent states of each.
+    """
+    shapes = [model.kv_shape for model in pair.models(drafts)]
+    per_token, per_row = sum(each.bytes_per_token for each in shapes), sum(each.bytes_per_row for each in shapes)
+    return ((num_blocks + 1.5) * block_size * per_token + num_states * per_row) / GIB
 
 
 def require_room(num_slots: int, bytes_per_token: int, room: float, *, paged: bool = False) -> None:

@@ -39,6 +39,11 @@ class StateStore:
         self.tags = torch.full((rows, 2), -1, device=shape.device)
         self._rounds: list[_Round] = []
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states."""
+        return sum(values.nbytes for values in self.parts.values())
+
     def clear(self, slot: int, sequence: int) -> None:
         """Begin a sequence, which has no tokens yet."""
         for values in self.parts.values():

@@ -7,7 +7,7 @@ from refimpl.placement.masked import MaskedPlacement
 from refimpl.placement.packing import pays_to_pack
 from refimpl.placement.paged import PagedPlacement
 from refimpl.placement.rectangle import RectanglePlacement
-from refimpl.placement.sizes import COLUMN_STEP, PoolSize, padded_columns, pool_columns
+from refimpl.placement.sizes import COLUMN_STEP, PoolSize, num_states, padded_columns, pool_columns
 
 PLACEMENTS: dict[str, type[Placement]] = {
     "realigned": RealignedPlacement,
@@ -38,6 +38,7 @@ __all__ = [
     "RollbackPlacement",
     "are_neighbours",
     "make_placement",
+    "num_states",
     "padded_columns",
     "pays_to_pack",
     "pool_columns",

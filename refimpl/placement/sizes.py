@@ -16,6 +16,13 @@ def pool_columns(longest: int, window: int) -> int:
     return padded_columns(longest + window + 1)
 
 
+def num_states(rows: int, batch_rows: int, span: int) -> int:
+    """Recurrent states that a run holds: one of each row of the pool, and in a round of up to `span` tokens a row those
+    before the tokens and behind each, of every member.
+    """
+    return rows + batch_rows * (span + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSize:
     """Size of one model's K/V pool.

@@ -17,6 +17,7 @@ class KVAllocator(Generic[T]):
     """Room without an end: every sequence of the window has a place of its own for its whole budget."""
 
     num_blocks: int | None = None  # of the pool, where there are blocks
+    shares: Sharing = "nothing"  # of them, by sequences that enter later
     first_seen: Callable[[int], int] | None = None  # where blocks that no later query sees are given back
 
     @property

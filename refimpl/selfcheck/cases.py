@@ -17,6 +17,7 @@ from refimpl.generation import generate
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import MAX_POSITIONS, VOCAB_SIZE, Letters, greedy_continuation, table_pair
 from refimpl.pairs.random_pairs import random_pair
+from refimpl.placement import num_states
 from refimpl.requests import prepare
 from refimpl.results import Result
 from refimpl.scheduling import blocks_for
@@ -163,7 +164,9 @@ class Case:
             return None
         longest = max(len(row.prompt) + row.max_new_tokens for row in self.rows)
         blocks = blocks_for(longest, self.block_size) + self.spare_blocks
-        return pool_gib(pair, blocks, self.block_size, drafts=self.drafting.uses_draft)
+        rows = min(self.config().resolved_window_size, len(self.rows))
+        states = num_states(rows, min(self.batch_size, rows), max(row.k for row in self.rows) + 1)
+        return pool_gib(pair, blocks, self.block_size, drafts=self.drafting.uses_draft, num_states=states)
 
     def permuted(self, order: Seq[int]) -> "Case":
         """The same rows handed in in another order, each with the random numbers it had."""

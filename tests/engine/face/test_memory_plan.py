@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
+from transformers import Qwen3MoeConfig, Qwen3NextConfig
 
 from refimpl import InputError, Request, generate, load_pair, make_pair
 from refimpl.bench.memory import peak_bytes
@@ -14,6 +14,9 @@ from refimpl.pairs.random_pairs import random_models, random_pair
 from refimpl.planning import MemoryPlan, plan_memory
 
 AMPLE = 1.0
+DELTA = {"num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8} | dict.fromkeys(
+    ("linear_key_head_dim", "linear_value_head_dim"), 16
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +29,11 @@ def pairs():
         "head_dim": 8,
     }
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "vocab_size": 64}
-    mixed = random_models(Qwen3MoeConfig(**sizes, **experts), seed=0, dtype=torch.float32, draft_noise=0.02)
+    settings = {"seed": 0, "dtype": torch.float32, "draft_noise": 0.02}
+    mixed = random_models(Qwen3MoeConfig(**sizes, **experts), **settings)
+    recurrent, _ = random_models(Qwen3NextConfig(**sizes | experts | DELTA), **settings)
     found = {"tiny": load_pair("tiny"), "experts": make_pair(*mixed, stop_token_ids=())}
+    found["recurrent"] = replace(make_pair(recurrent, mixed[1], stop_token_ids=()), draft=None)
     return found | {vocab: random_pair("llama", vocab_size=vocab) for vocab in (64, 4000)}
 
 
@@ -68,6 +74,7 @@ MET = {
     "the longest prompt ends first": (64, [Request([3] * 30, 1), Request([3] * 2, 30)], {"batch_size": 1}),
     "the longest row has no drafts": (4000, [Request([3] * 30, 1), Request([3] * 20, 10)], {"batch_size": 1}),
     "experts in float32": ("experts", ALIKE, {}),
+    "recurrent states": ("recurrent", ALIKE, LOOKUP),
     "the bundled pair": ("tiny", prompts(90, 80, 85), {"max_new_tokens": 8}),
 }
 APART = {
@@ -92,6 +99,16 @@ def test_a_run_takes_what_was_planned(pairs, case, least):
     assert (plan.gave_up, plan.settings["drafter"]) == ((), settings.get("drafter", "model"))
     planned = plan.footprint.total_bytes - plan.footprint.weights_bytes
     assert least < peak_bytes(lambda: generate(pairs[name], work, **plan.settings)) / planned < 1.05
+
+
+@pytest.mark.parametrize(("batch_size", "window_size", "rows"), [(2, 2, 2), (2, 3, 3), (4, 9, 4)])
+def test_states_of_all_rows_are_planned(pairs, batch_size, window_size, rows):
+    """Three of four layers have them: of 8 heads of 16 times 16, and of a convolution over 4 tokens, in float32."""
+    sizes = {"batch_size": batch_size, "window_size": window_size, "method": "inplace+grouped"}
+    plan = plan_memory(pairs["recurrent"], ALIKE, budget_gib=AMPLE, **sizes, **LOOKUP)
+    channels = (2 * 4 + 8) * 16
+    assert plan.footprint.state_bytes == rows * 3 * 4 * (8 * 16 * 16 + channels * 4)
+    assert plan_memory(pairs["experts"], ALIKE, budget_gib=AMPLE).footprint.state_bytes == 0
 
 
 @pytest.mark.parametrize("settings", [PAGED, PAGED | {"draft_budget": "capacity:12", "temperature": 1.0}])
