@@ -25,7 +25,7 @@ STATEMENTS: dict[str, str] = {
     "INV-19": "a preempted sequence keeps its tokens and nothing else",
     "INV-20": "whether a draft is verified does not depend on the draft itself or on those after it",
     "INV-21": "what is verified was drafted for the text as it is, and a row is verified or drafted for, not both",
-    "INV-22": "a head goes on from its row's state behind the last committed token that the target was fed",
+    "INV-22": "a head goes on from its row's state behind the last committed token that was fed, and K/V before it",
     "INV-23": "a processor of logits reads the row's committed text and its own drafts before the position",
     "INV-24": "the recurrent state of a row is that of its committed text and of nothing else",
     "INV-25": "a grammar allows the committed text of its row, and its matcher is in the state behind that text",

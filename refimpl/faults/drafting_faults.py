@@ -13,7 +13,16 @@ from refimpl.core import kernels
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import prefill
 from refimpl.decoding.acceptance import Proposal
-from refimpl.decoding.drafters import Drafts, HybridDrafter, ModelDrafter, TargetStates, model, proposal_tracker, states
+from refimpl.decoding.drafters import (
+    Drafts,
+    HybridDrafter,
+    ModelDrafter,
+    TargetStates,
+    head,
+    model,
+    proposal_tracker,
+    states,
+)  # fmt: skip
 from refimpl.decoding.drafters.proposal_tracker import ProposalTracker
 from refimpl.drafting.budgets import CapacityBudget
 from refimpl.drafting.budgets.base import ranked
@@ -58,6 +67,22 @@ def drafter_state_shared(_: None, self: TargetStates, members: Seq[Sequence], __
     """
     going_on = [member.index for member in members if self.has(member)]
     self._kept |= {index: replace(self._kept[going_on[0]]) for index in going_on}
+
+
+@fault(
+    head,
+    "cut",
+    "acceptance",
+    "INV-22",
+    settings=HEAD | {"attending_head": True},
+    sources=("turbo-tan/llama.cpp-tq3#79", "TheTom/llama-cpp-turboquant#306"),
+)
+def head_kv_not_rolled_back(original: Any) -> Any:
+    """The K/V that a head has written for its drafts stay when the row drafts again.
+
+    Acceptance falls from a request's first rounds on, or the backend refuses positions that go back.
+    """
+    return lambda entries, n: entries
 
 
 @fault(ModelDrafter, "_feed", "acceptance", None, sources=("sgl-project/sglang#37472",))

@@ -12,6 +12,7 @@ from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
 from refimpl.pairs.random_pairs import random_pair
+from refimpl.selfcheck.cases import OF_PAIR
 
 OWN = {item.name for cls in (DecodeConfig, SamplingConfig) for item in fields(cls)} - {
     *SERVED, "acceptance", "window_size",
@@ -45,10 +46,8 @@ def _pair_of(fault: Fault) -> Pair:
     settings = fault.settings
     if "architecture" in settings:
         return random_pair(settings["architecture"], vocab_size=VOCAB_SIZE)
-    return table_pair(
-        mixed_script(),
-        **{name: settings[name] for name in ("sliding_window", "windowed_layers", "recurrent") if name in settings},
-    )
+    layers = {name: settings[name] for name in OF_PAIR if name in settings}
+    return table_pair(mixed_script(), **layers)
 
 
 def faulty(name: str) -> FaultyEngine:

@@ -3,11 +3,17 @@
 from collections.abc import Sequence as Seq
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from refimpl.core.config import LAYOUTS
-from refimpl.faults.base import fault
+from refimpl.decoding.cached import CachedModel
+from refimpl.faults.base import fault, result_changed
 from refimpl.layouts.states import PassStates
+from refimpl.layouts.store import Block
 
 RECURRENT: dict[str, Any] = {"layouts": LAYOUTS, "settings": {"recurrent": True}}
+BLOCK_SIZE = 4
 
 
 @fault(PassStates, "commit", "output", "INV-24", **RECURRENT, sources=("ggml-org/llama.cpp#23269",))
@@ -49,5 +55,54 @@ def state_of_slot_zero(original: Any) -> Any:
         alone = self._slots[[n == 1 for n in counts]]
         for values in (self._store.tags, *self._store.parts.values()):
             values[alone] = values[self._slots[:1]]
+
+    return commit
+
+
+@fault(
+    CachedModel,
+    "forward_rows",
+    "output",
+    "INV-24",
+    **RECURRENT,
+    sources=("vllm-project/vllm#54740", "vllm-project/vllm-xpu-kernels#599"),
+)
+@result_changed
+def convolution_window_shifted(right: Tensor, _: CachedModel, block: Block, counts: Seq[int], *__: Any) -> Tensor:
+    """The window of a short convolution is found as if every row had been fed as many tokens as the longest: it lags by
+    what a row was fed less.
+
+    Where the kernel does not refuse them, rows with fewer drafts than others go on with text that is nearly right.
+    """
+    behind = block.states._behind if block.states else {}
+    rows = torch.arange(len(block.tokens))
+    lag = block.tokens.shape[1] - torch.tensor(counts)
+    for part in (part for part in behind if part.name == "conv"):
+        steps = torch.stack(behind[part])
+        behind[part] = [steps[(n - lag).clamp(min=0), rows] for n in range(len(steps))]
+    return right
+
+
+@fault(
+    PassStates,
+    "commit",
+    "output",
+    "INV-24",
+    layouts=("paged",),
+    settings={"recurrent": True, "block_size": BLOCK_SIZE},
+    sources=("vllm-project/vllm#53505",),
+)
+def state_stays_at_the_block_border(original: Any) -> Any:
+    """A row whose text gets beyond the end of a block keeps the state at that border, as where an engine with a state
+    for each block copies them the wrong way round.
+
+    Text is right for a block, and then degenerates: the longer the blocks, the later.
+    """
+
+    def commit(self: PassStates, counts: Seq[int]) -> None:
+        before = self._store.tags[self._slots, 1].tolist()
+        borders = [(start + n) // BLOCK_SIZE * BLOCK_SIZE - start for start, n in zip(before, counts, strict=True)]
+        kept = [border if border > 0 else n for border, n in zip(borders, counts, strict=True)]
+        original(self, kept if self.step == 1 else counts)
 
     return commit

@@ -11,8 +11,9 @@ model, but every number is an exact integer below 2^53, so equality needs no tol
 
 The sum stands for the multiset of visible (token, position) pairs, as attention does: it knows no order beyond the
 positions, and the second layer remembers what was visible when an entry was written. Layer 0, or both, may look back
-through a window, and layer 0 keep its sum as a recurrent state. `fresh_row` and `fresh_kv` compute the same from the
-plain prefix, in Python integers, without masks, positions tensors or stores.
+through a window. Layer 0 may be recurrent: then a short convolution's window holds the latest entries, and a sum those
+that have left it. `fresh_row` and `fresh_kv` compute the same from the plain prefix, in Python integers, without masks,
+positions tensors or stores.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,9 @@ from torch import Tensor
 from refimpl.layouts.spans import FULL, Span
 from refimpl.layouts.store import Block, KVShape, StatePart
 from refimpl.models.adapter import FeedRow, Pair
+from refimpl.models.attending_head import AttendingHead
 from refimpl.models.head import SteppingHead
+from refimpl.models.head_rows import HeadRows
 
 NUM_LAYERS = 2
 ENTRY_BITS = 43  # the sum of 256 entries stays below 2^51, exact in float64
@@ -36,7 +39,9 @@ MAX_POSITIONS = 256
 VOCAB_SIZE = 17
 UNRELATED = 23  # of the salts up to 24, that of the draft by whose noise the kit's prompt is changed the most
 
-STATE = StatePart(0, "recurrent", 0, (2,), torch.float64)
+CONV_WINDOW = 2
+CONV = StatePart(0, "conv", 0, (2, CONV_WINDOW), torch.float64)
+SUM = StatePart(0, "recurrent", 0, (2,), torch.float64)
 
 _WORD = (1 << 64) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -69,7 +74,7 @@ class TableModel:
         vocab_size: width of its logits.
         salt: two models of different salt have nothing in common.
         sliding_window: positions that the first `windowed_layers` see; None for all.
-        recurrent: whether layer 0 keeps the sum of a row's entries, in place of looking back at them.
+        recurrent: whether layer 0 keeps states of a row's entries, in place of looking back at them.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class TableModel:
         window = Span("window", sliding_window) if sliding_window else FULL
         self.spans = tuple(window if layer < windowed_layers else FULL for layer in range(NUM_LAYERS))
         spans = self.spans if sliding_window else ()
-        states = (STATE,) if recurrent else ()
+        states = (CONV, SUM) if recurrent else ()
         self.kv_shape = KVShape(NUM_LAYERS, 1, 2, torch.float64, torch.device("cpu"), spans=spans, states=states)
         self._salt = mix_word(salt + 1)
         self._token_words = torch.arange(1, vocab_size + 1) * _signed(_GOLDEN)
@@ -115,11 +120,16 @@ class TableModel:
         return torch.tensor(row.entries, dtype=torch.float64).permute(1, 2, 0, 3)[:, :, None]
 
     def fresh_states(self, tokens: list[int]) -> dict[StatePart, Tensor]:
-        """The state behind a row, computed from the plain prefix."""
+        """The states behind a row, computed from the plain prefix."""
         row = _PlainRow(self)
         for token in tokens:
             row.append(token)
-        return {STATE: torch.tensor(row.sums[0], dtype=torch.float64)}
+        keys, values = zip(
+            *[(0, 0)] * CONV_WINDOW, *((key, value) for ((key, _), (value, _)), _ in row.entries), strict=True
+        )
+        latest = [keys[-CONV_WINDOW:], values[-CONV_WINDOW:]]
+        gone = [total - sum(each) for total, each in zip(row.sums[0], latest, strict=True)]
+        return {CONV: torch.tensor(latest, dtype=torch.float64), SUM: torch.tensor(gone, dtype=torch.float64)}
 
     def _attend(self, block: Block, last: int) -> tuple[Float[Tensor, "batch last"], Int[Tensor, "batch last"]]:
         """Write both layers; return the first tokens seen, and the state of the last queries."""
@@ -141,13 +151,16 @@ class TableModel:
         return hidden[0][:, -last:], state[:, -last:]
 
     def _sums(self, block: Block, entries: Int[Tensor, "batch q 2"]) -> Float[Tensor, "batch q 2"]:
-        """The state behind each token: keys and values of layer 0 so far, summed up."""
-        behind, step = list[Tensor](), block.states.step
+        """Keys and values of layer 0 up to each token, summed up from the states before it."""
+        sums, states = list[Tensor](), block.states
         for at, entry in enumerate(entries.double().unbind(dim=1)):
-            before = block.states.read(STATE) if at % step == 0 else behind[-1]
-            behind.append(before + entry)
-            block.states.write(STATE, behind[-1])
-        return torch.stack(behind, dim=1)
+            if at % states.step == 0:
+                latest, gone = states.read(CONV), states.read(SUM)
+            latest, gone = torch.cat([latest[..., 1:], entry[..., None]], dim=-1), gone + latest[..., 0]
+            states.write(CONV, latest)
+            states.write(SUM, gone)
+            sums.append(gone + latest.sum(dim=-1))
+        return torch.stack(sums, dim=1)
 
     def entries(
         self, layer: int, state: Int[Tensor, "*rows"], tokens: Int[Tensor, "*rows"], position: Int[Tensor, "*rows"]
@@ -264,6 +277,42 @@ class ScriptedHead(SteppingHead):
         return torch.cat(after, dim=-1), self.draft.scripted(first, word, position.long() + 1)
 
 
+class AttendingScriptedHead(AttendingHead):
+    """The scripted head with K/V: of each token its position, and the sums behind it.
+
+    A step goes on from what it sees at its token's own position: entries of drafts that were rejected are seen there
+    beside the right one.
+    """
+
+    def __init__(self, draft: ScriptedDraft):
+        super().__init__()
+        self._steps = ScriptedHead(draft)
+
+    def entered(self, states: Float[Tensor, "batch q read"]) -> Float[Tensor, "batch q hidden"]:
+        """As they are."""
+        return states
+
+    def advance(
+        self,
+        index: int,
+        tokens: Int[Tensor, "batch q"],
+        positions: Int[Tensor, "batch q"],
+        states: Float[Tensor, "batch q hidden"],
+        rows: HeadRows,
+    ) -> Float[Tensor, "batch q hidden"]:
+        """See `AttendingHead`."""
+        flat, _ = self._steps.step(states.flatten(0, 1), tokens.flatten()[:, None])
+        places, behind = positions[:, None, :, None].double(), flat.view(states.shape)
+        slots, entries = rows.cache.update(places, behind[:, None], index)
+        seen = (rows.mask(slots.shape[2], tokens.shape[1], torch.float64) == 0) & (slots.mT == places)
+        return torch.cat([behind[..., :2], (seen.double() @ entries)[:, 0, :, 2:]], dim=-1)
+
+    def logits(self, states: Float[Tensor, "batch 1 hidden"]) -> Float[Tensor, "batch 1 vocab"]:
+        """Those of the scripted draft behind the sums."""
+        first, position, *_, key, value = states.unbind(dim=-1)
+        return self._steps.draft.scripted(first, mix_tensor(key.long()) + value.long(), position.long())
+
+
 class Letters:
     """The tokenizer of the integer model: every token is a letter."""
 
@@ -272,11 +321,14 @@ class Letters:
         return "".join(chr(ord("a") + token) for token in token_ids)
 
 
-def table_pair(script: Script | None = None, *, recurrent: bool = False, **settings: Any) -> Pair:
+def table_pair(
+    script: Script | None = None, *, recurrent: bool = False, attending_head: bool = False, **settings: Any
+) -> Pair:
     """Pair an integer model of these settings with a scripted draft; without a script, every draft is accepted."""
     settings |= {"recurrent": recurrent}
     target, draft = TableModel(**settings), ScriptedDraft(script or {}, **settings)
-    return Pair(target, draft, vocab_size=target.vocab_size, name="table", head=ScriptedHead(draft))
+    head = AttendingScriptedHead(draft) if attending_head else ScriptedHead(draft)
+    return Pair(target, draft, vocab_size=target.vocab_size, name="table", head=head)
 
 
 def unrelated_pair() -> Pair:

@@ -23,6 +23,7 @@ from refimpl.results import Result
 from refimpl.scheduling import blocks_for
 
 WHOLE_PROMPTS = tuple(name for name in SCHEDULERS if name != "continuous")  # older seeds draw the same with them
+OF_PAIR = ("sliding_window", "windowed_layers", "recurrent", "attending_head")  # fields of a case
 MAX_ROUNDS_PER_TOKEN = 4  # beyond it a run is taken for endless
 
 
@@ -71,6 +72,7 @@ class Case:
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
         joint_prefill: where the other settings allow it.
         recurrent: whether the table pair keeps states.
+        attending_head: whether the table pair's head keeps K/V.
         architecture: of a random pair in place of the table pair, whose drafts follow no script.
         sliding_window: of the table pair's first `windowed_layers`; None: they see all of a row.
         spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
@@ -103,6 +105,7 @@ class Case:
     sliding_window: int | None = None
     windowed_layers: int = 1
     recurrent: bool = False
+    attending_head: bool = False
     architecture: str = ""
 
     @property
@@ -115,8 +118,8 @@ class Case:
         """The table model with this case's script, its tokens spelt as letters; or another pair, built once."""
         if self.architecture:
             return _random_pair(self.architecture)
-        windows = {"sliding_window": self.sliding_window, "windowed_layers": self.windowed_layers}
-        return replace(table_pair(self.script, recurrent=self.recurrent, **windows), tokenizer=Letters())
+        layers: dict[str, Any] = {name: getattr(self, name) for name in OF_PAIR}
+        return replace(table_pair(self.script, **layers), tokenizer=Letters())
 
     @property
     def script(self) -> dict[int, tuple[bool, ...]]:

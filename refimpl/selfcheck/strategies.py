@@ -118,9 +118,9 @@ SAMPLING = st.fixed_dictionaries(
 
 
 def table_layers(drafting: DraftingConfig, *, recurrent: bool) -> st.SearchStrategy[dict[str, Any]]:
-    """What layers of the table pair are: full attention, windows, or a recurrent state."""
+    """What layers of the table pair are: full attention, windows, recurrent; and whether a head keeps K/V."""
     if drafting.drafter == "head":  # it sums up all that the target has cached
-        return st.just({})
+        return st.sampled_from([{}, {"attending_head": True}])
     states = [{"recurrent": True}] * 3 if recurrent else []
     windows = [{"sliding_window": size, "windowed_layers": layers} for layers in (1, 2) for size in (1, 3)]
     return st.sampled_from([{}, *windows, *states])

@@ -85,7 +85,9 @@ class HeadDrafter:
     def _row(self, member: Sequence, states: Tensor) -> HeadRow:
         first = member.seq_len - 1 - len(states)
         begin, entries = self._entries.get(member.index, (first, []))
-        return HeadRow(states, member.token_ids[first + 1 :], cut(entries, first - begin))
+        row = HeadRow(states, member.token_ids[first + 1 :], cut(entries, first - begin))
+        self.states.check_kept(member, row.kept, first - begin)
+        return row
 
     def _keep(self, members: Seq[Sequence], rows: HeadRows) -> None:
         for i, member in enumerate(members):

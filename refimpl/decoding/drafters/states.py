@@ -112,6 +112,12 @@ class TargetStates:
         none = next(iter(self._kept.values())).states[:0]
         return [self._take(m) if self.has(m) else none for m in members]
 
+    def check_kept(self, sequence: Sequence, found: int, expected: int) -> None:
+        """INV-22: what the head has cached of a row is K/V of the states before those that it reads."""
+        if self._checker.covers("device") and self.has(sequence):
+            told = (f"K/V of {count} states before" for count in (expected, found))
+            require_invariant(found == expected, "INV-22", row=sequence.index, expected=next(told), found=next(told))
+
     def _take(self, sequence: Sequence) -> Float[Tensor, "n hidden"]:
         self._kept[sequence.index].taken = True
         return self._kept[sequence.index].states

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from refimpl import InputError, Request, generate, load_pair
 from refimpl.cli import app
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.drafters import HeadDrafter
 from refimpl.decoding.drafters import head as head_drafter
 from refimpl.models.attending_head import AttendingHead
@@ -280,8 +281,12 @@ def test_lean_layers_show_inner_states(folders, drafted, settings):
 
 
 def test_kv_of_rejected_drafts_would_be_seen(pairs, drafted, monkeypatch):
+    """By the run-time check, and without it by what is drafted."""
     monkeypatch.setattr(head_drafter, "cut", lambda entries, n: entries)
-    generate(pairs("eagle3"), PROMPTS, **SETTINGS)
+    with pytest.raises(InvariantViolation, match=r"^INV-22 .* expected K/V of 3 states before, found K/V of 6"):
+        generate(pairs("eagle3"), PROMPTS, **SETTINGS)
+    drafted.clear()
+    generate(pairs("eagle3"), PROMPTS, **SETTINGS | {"checks": "host"})
     with pytest.raises(AssertionError):
         assert_fresh(pairs("eagle3"), drafted)
 
