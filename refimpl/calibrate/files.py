@@ -76,6 +76,7 @@ def make_meta(
         "round_cv": points.round_cv(),
         "component_cv": component_cv,
         "kv_bytes_per_token": {role: shape.bytes_per_token for role, shape in models.items()},
+        "state_bytes_per_row": {role: shape.bytes_per_row for role, shape in models.items()},
         "num_layers": {role: shape.num_layers for role, shape in models.items()},
         "reference_s": reference.mean_s,
         "reference_cv": reference.cv,

@@ -83,7 +83,7 @@ class CostModel(ABC):
 
     Attributes:
         noise_cv: relative standard deviation of a round's duration.
-        kv_bytes_per_token: target and draft together.
+        kv_bytes_per_token, state_bytes_per_row: of K/V and of recurrent states, target and draft together.
         kv_capacity_bytes: room for them, where the cost model knows the device; None where it does not.
         num_devices: that the target runs on.
         cost_per_hour, watts: of one of them; None where nobody says.
@@ -95,6 +95,7 @@ class CostModel(ABC):
 
     noise_cv = 0.0
     kv_bytes_per_token = 0.0
+    state_bytes_per_row = 0.0
     kv_capacity_bytes: float | None = None
     num_devices = 1
     cost_per_hour: float | None = None
@@ -185,7 +186,7 @@ class LinearCost(CostModel):
         super().__init__(factors)
         self.p = spec.resolved(COST)
         self.noise_cv = self.p["noise_cv"]
-        self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
+        self.kv_bytes_per_token, self.state_bytes_per_row = self.p["kv_bytes_per_token"], self.p["state_bytes_per_row"]
 
     def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds by the formula of the component ``[widths]``."""

@@ -31,6 +31,7 @@ class OverlaidCost(TableCost):
         require_measured(calibration, roofline, "cost.from_calibration", "cost.")
         self.roofline = roofline
         self.kv_bytes_per_token, self.kv_capacity_bytes = roofline.kv_bytes_per_token, roofline.kv_capacity_bytes
+        self.state_bytes_per_row = roofline.state_bytes_per_row
         self.cost_per_hour, self.watts = roofline.cost_per_hour, roofline.watts
         self.origin = f"{self.origin} over {roofline.origin}"
 

@@ -73,7 +73,7 @@ class Replica:
         self.scheduler = scheduler_of(scenario.engine, scenario.switches)
         capacity = room_bytes(scenario, cost)
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
-        self.scheduler.allocator = allocator_of(scenario.engine, capacity_tokens)
+        self.scheduler.allocator = allocator_of(scenario.engine, capacity_tokens, stateful=cost.state_bytes_per_row > 0)
         self.paged = self.scheduler.allocator.num_blocks is not None
         self.kv_tokens = self.load_tokens = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]

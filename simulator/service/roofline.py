@@ -109,6 +109,7 @@ class ModelCost:
     Attributes:
         weights_bytes: of the weights, on each device.
         kv_bytes_per_token: of a token's K/V, on the device with most heads; none has less than one.
+        state_bytes_per_row: of a row's recurrent states, on each device.
     """
 
     def __init__(self, model: Architecture, machine: Machine):
@@ -118,13 +119,15 @@ class ModelCost:
         require(even, f"cost.tensor_parallel {devices} does not divide the {model.heads} heads of {model.name}")
         self.weights_bytes = model.weights * WEIGHT_BYTES[machine.dtype] / devices
         self.kv_bytes_per_token = model.kv_bytes_per_token * ceil(heads / devices) / heads
+        self.state_bytes_per_row = model.state_bytes_per_row / devices
 
-    def pass_s(self, parts: Seq[Fed], logits: float) -> np.ndarray:
+    def pass_s(self, parts: Seq[Fed], logits: float, chunks: int = 0) -> np.ndarray:
         """Seconds of one pass.
 
         Args:
             parts: rows that it feeds.
-            logits: tokens that are projected to the vocabulary.
+            logits: tokens that are projected to the vocabulary; recurrent states are written behind each of them.
+            chunks: rows that none are of, whose states are written behind their last token.
 
         Returns:
             ``[n]``, one for each width of the parts
@@ -132,6 +135,7 @@ class ModelCost:
         fed, machine = sum([part.rows * part.tokens for part in parts]), self.machine
         fixed_s = self._matrices_s(fed) + machine.matrix_s(self.model.head_weights, logits)
         fixed_s += self._launches_s(fed, any(part.tokens > 1 for part in parts))
+        fixed_s += self._states_s(sum([part.rows for part in parts]) + logits + chunks)
         fixed_s += 2 * self.model.layers * machine.all_reduce_s(fed * self.model.hidden)
         per_pass_s, per_layer_s = machine.eager_s
         launch_s = (per_pass_s + per_layer_s * self.model.layers) * machine.factors["eager"]
@@ -154,6 +158,10 @@ class ModelCost:
         peak = machine.device.peak_flops_per_s.bfloat16 * load_curve(machine.device.curve).compute_efficiency
         compute_s = pairs * model.attention_flops / machine.tensor_parallel / peak
         return np.maximum(read / machine.bandwidth, compute_s) * machine.factors["attention"]
+
+    def _states_s(self, count: float) -> float:
+        """Seconds of reading or writing so many recurrent states of a row's."""
+        return count * self.state_bytes_per_row / self.machine.bandwidth * self.machine.factors["attention"]
 
     def _launches_s(self, fed: float, several: bool) -> float:
         """Seconds that launches take beyond the bytes and operations of products and attention.
@@ -185,7 +193,8 @@ class RooflineCost(CostModel):
 
     Attributes:
         running: the draft, where it runs.
-        kv_bytes_per_token, kv_capacity_bytes: of the device that holds most, which is the one with the draft.
+        kv_bytes_per_token, state_bytes_per_row, kv_capacity_bytes: of the device that holds most, which is the one with
+            the draft.
 
     Raises:
         InputError: no such device or model, devices that cannot share it, or weights that do not fit.
@@ -205,7 +214,9 @@ class RooflineCost(CostModel):
         self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None
         models = [each for each in (self.target, self.draft) if each]
         self.running = self.draft if runs_draft else None
-        self.kv_bytes_per_token = float(sum(each.kv_bytes_per_token for each in (self.target, self.running) if each))
+        running = [each for each in (self.target, self.running) if each]
+        self.kv_bytes_per_token = float(sum(each.kv_bytes_per_token for each in running))
+        self.state_bytes_per_row = sum(each.state_bytes_per_row for each in running)
         self.own_contexts = self.p["attention"] == "own"
         self.kv_capacity_bytes = self._room(sum(each.weights_bytes for each in models))
         names = " and ".join(each.model.name for each in models)
@@ -246,14 +257,14 @@ class RooflineCost(CostModel):
     def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
         """A pass of the draft over the chunks, and what the verify pass takes longer with them than alone."""
         logits = rows.rows * rows.tokens
-        more_s = self.target.pass_s([rows, *chunks], logits) - self.target.pass_s([rows], logits)
+        more_s = self.target.pass_s([rows, *chunks], logits, len(chunks)) - self.target.pass_s([rows], logits)
         return float(self._draft_pass_s(chunks, 1)), max(0.0, float(more_s))
 
     def _mixed_s(self, rows: int, tokens: float, starts: np.ndarray) -> np.ndarray:
         """Seconds of a verify pass as a calibration times it, with a chunk of a prompt beside the rows."""
         decoding = Fed(rows, MEASURED_ROW.tokens, MEASURED_ROW.context)
         parts = [decoding, Fed(1, tokens, starts)] if tokens else [decoding]
-        return np.broadcast_to(self.target.pass_s(parts, rows * decoding.tokens), starts.shape)
+        return np.broadcast_to(self.target.pass_s(parts, rows * decoding.tokens, len(parts) - 1), starts.shape)
 
     def _draft_s(self, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of `tokens` passes of one token each; the first looks back at `widths` cached tokens."""

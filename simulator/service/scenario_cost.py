@@ -27,7 +27,9 @@ def _table(scenario: Scenario, streams: Streams) -> CostModel:
     measured = _measured(values["calibration"], scenario, streams, Purpose.CALIBRATION)
     cost = TableCost(*measured, extrapolate=values["outside"] == "extrapolate")
     if not scenario.runs_draft:
-        cost.kv_bytes_per_token = float(cost.calibration.meta["kv_bytes_per_token"]["target"])
+        meta = cost.calibration.meta
+        cost.kv_bytes_per_token = float(meta["kv_bytes_per_token"]["target"])
+        cost.state_bytes_per_row = float(meta.get("state_bytes_per_row", {}).get("target", 0))
     return cost
 
 

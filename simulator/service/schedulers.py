@@ -47,12 +47,13 @@ def end_padded(members: Sequence[Request], now_s: float) -> None:
             row.output_len, row.cut, row.finished, row.finished_s, row.runs = row.generated, False, True, now_s, b""
 
 
-def allocator_of(engine: Engine, capacity_tokens: float | None) -> KVAllocator[Request]:
+def allocator_of(engine: Engine, capacity_tokens: float | None, *, stateful: bool = False) -> KVAllocator[Request]:
     """Blocks of a paged pool, or room for whole budgets; room without an end where nothing limits them.
 
     Args:
         engine: settings.
         capacity_tokens: tokens whose K/V fit, unless the settings say how many blocks there are; None for no limit.
+        stateful: a model keeps recurrent states: rows share nothing, since a block holds none to go on from.
 
     Raises:
         InputError: more blocks fit than can be counted one by one.
@@ -66,7 +67,7 @@ def allocator_of(engine: Engine, capacity_tokens: float | None) -> KVAllocator[R
         return KVAllocator()
     given = f"there is room for {count:.3g} blocks of {engine.block_size} tokens"
     require(count <= BLOCKS.high, f"{given}; at most {BLOCKS.high} can be simulated: give engine.num_blocks")
-    sharing: Sharing = "texts" if engine.prefix_sharing else "nothing"
+    sharing: Sharing = "texts" if engine.prefix_sharing and not stateful else "nothing"
     pool, in_chunks = BlockPool(count, engine.block_size), engine.joint_prefill or engine.scheduler == "continuous"
     return PagedKVAllocator(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
 

@@ -27,6 +27,7 @@ class TableCost(CostModel):
         super().__init__(factors)
         self.calibration, self.layout, self.extrapolate = calibration, layout, extrapolate
         self.kv_bytes_per_token = calibration.kv_bytes_per_token
+        self.state_bytes_per_row = calibration.state_bytes_per_row
         self.noise_cv = calibration.meta["round_cv"]
         self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
         self.packing = lru_cache(maxsize=None)(self._packing)

@@ -78,6 +78,11 @@ class Calibration:
         """Bytes of K/V of one token, target and draft together."""
         return float(sum(self.meta["kv_bytes_per_token"].values()))
 
+    @property
+    def state_bytes_per_row(self) -> float:
+        """Bytes of a row's recurrent states, target and draft together; files of before there were any do not say."""
+        return float(sum(self.meta.get("state_bytes_per_row", {}).values()))
+
 
 def available_calibrations() -> list[str]:
     """Names of the calibrations that are shipped, ``device/pair``."""

@@ -105,6 +105,20 @@ class Latent(Facts):
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrent(Facts):
+    """Layers that keep a state of each row in place of K/V; the others attend.
+
+    Attributes:
+        weights: of the projections of one of them.
+        state_bytes: of a row in one of them: its state, and the window of its convolution.
+    """
+
+    layers: int = number_field(COUNT)
+    weights: int = number_field(COUNT)
+    state_bytes: float = number_field(FACT)
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture(Facts):
     """A decoder by the facts of its config.json; gated feed-forward networks of three matrices.
 
@@ -125,6 +139,7 @@ class Architecture(Facts):
     key_norms: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
 
     def __post_init__(self) -> None:
         Facts.__post_init__(self)
@@ -133,10 +148,17 @@ class Architecture(Facts):
         require(dense <= self.layers, f"experts.dense_layers {dense} is more than layers {self.layers}")
         rotated = 0 if self.latent is None else self.latent.rope_dim
         require(rotated < self.head_dim, f"latent.rope_dim {rotated} must be less than head_dim {self.head_dim}")
+        attend = f"recurrent.layers {self.layers - self.attention_layers} must be less than layers {self.layers}"
+        require(self.attention_layers > 0, attend)
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with K/V."""
+        return self.layers - (0 if self.recurrent is None else self.recurrent.layers)
 
     @property
     def attention_weights(self) -> int:
-        """Weights of one layer's projections."""
+        """Weights of the projections of one layer that attends."""
         width = self.heads * self.head_dim
         if self.latent is None:
             return 2 * self.hidden * (width + self.kv_heads * self.head_dim)
@@ -159,7 +181,8 @@ class Architecture(Facts):
         """Weights of the layers that every token uses."""
         wide = (self.layers - self.expert_layers) * 3 * self.hidden * self.intermediate
         shared = 0 if self.experts is None else self.expert_layers * self.experts.shared * self.expert_weights
-        return self.layers * self.attention_weights + wide + shared
+        recurrent = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.weights
+        return self.attention_layers * self.attention_weights + recurrent + wide + shared
 
     @property
     def head_weights(self) -> int:
@@ -177,15 +200,20 @@ class Architecture(Facts):
     def kv_bytes_per_token(self) -> int:
         """Bytes that the cache holds for one token."""
         if self.latent is None:
-            return 2 * self.layers * self.kv_heads * self.head_dim * KV_BYTES
-        return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * KV_BYTES
+            return 2 * self.attention_layers * self.kv_heads * self.head_dim * KV_BYTES
+        return self.attention_layers * (self.latent.kv_rank + self.latent.rope_dim) * KV_BYTES
+
+    @property
+    def state_bytes_per_row(self) -> float:
+        """Bytes of a row's recurrent states."""
+        return 0.0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state_bytes
 
     @property
     def attention_flops(self) -> int:
         """Operations of one query on one cached token, of all layers."""
         if self.latent is None:
-            return 4 * self.layers * self.heads * self.head_dim
-        return 2 * self.layers * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+            return 4 * self.attention_layers * self.heads * self.head_dim
+        return 2 * self.attention_layers * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
 
 
 def load_device(name: str) -> Device:

@@ -92,6 +92,7 @@ COST: Kinds = {
         "split_base_s": (NON_NEGATIVE, 0.0),
         "move_bytes_per_s": (Range(0, open_low=True, infinite=True, least=1), float("inf")),
         "kv_bytes_per_token": (NON_NEGATIVE, 0.0),
+        "state_bytes_per_row": (NON_NEGATIVE, 0.0),
         "host_base_s": (NON_NEGATIVE, 0.0),
         "host_s_per_row": (NON_NEGATIVE, 0.0),
         "noise_cv": (VARIATION, 0.0),

@@ -10,6 +10,7 @@ import numpy as np
 
 from refimpl.core.errors import require
 from refimpl.core.independent import tokens_per_round
+from refimpl.placement import num_states
 from simulator.intervals import MIDDLE, range_of_runs
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Streams
@@ -104,7 +105,8 @@ def find_crossings(
         gains = np.array([speedups(model, acceptance_probability, CONTEXTS) for model in models])
         room = models[0].kv_capacity_bytes or 0.0
         for place, context in enumerate(CONTEXTS):
-            fits = int(room // (models[0].kv_bytes_per_token * (context + MOST_DRAFTS + 1)))
+            row_bytes = models[0].kv_bytes_per_token * (context + MOST_DRAFTS + 1)
+            fits = int(room // (row_bytes + models[0].state_bytes_per_row * num_states(1, 1, MOST_DRAFTS + 1)))
             last = [_last_gain(gain[NUM_DRAFTS - 1, :, place], fits) for gain in gains]
             low, high = _range(last[1:])
             any_drafts = _last_gain(gains[0].max(axis=0)[:, place], fits)

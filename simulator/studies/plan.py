@@ -17,6 +17,7 @@ from refimpl.core.errors import InputError, require
 from refimpl.core.independent import tokens_per_round
 from simulator.runner import Progress, reporting
 from simulator.service.acceptance import acceptance_of
+from simulator.service.admission import state_bytes
 from simulator.service.cost import CostModel, Fed
 from simulator.service.metrics import devices_of, limits_of
 from simulator.service.scenario_cost import make_cost
@@ -277,7 +278,7 @@ class Coarse:
     def rate_per_s(self) -> float:
         """Most requests that it serves within the limits, with any number of rows; 0 where none does."""
         engine, cost = self.scenario.engine, self.cost
-        room = inf if cost.kv_capacity_bytes is None else cost.kv_capacity_bytes
+        room = inf if cost.kv_capacity_bytes is None else cost.kv_capacity_bytes - state_bytes(engine, cost)
         fits = room // (cost.kv_bytes_per_token * (self.prompt.mean() + 2 * (self.width - self.prompt.mean())))
         rows = np.unique(np.geomspace(1, max(1.0, min(engine.batch_size, fits)), STEPS).astype(int))
         return max([self._rate(each) for each in rows.tolist()])
