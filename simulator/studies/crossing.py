@@ -43,7 +43,7 @@ class Crossing:
         batch_size: largest batch up to which `NUM_DRAFTS` drafts pay, of `BATCH_SIZES`; 0 where they never do.
         low, high: 90 % of what it may be lies between them, given the uncertainty of the constants.
         any_drafts: the same with the best number of drafts for each batch, from 1 to `MOST_DRAFTS`.
-        fits: largest batch whose K/V fit into the memory.
+        fits: largest batch whose K/V, and recurrent states, fit into the memory.
         gain: speed over plain decoding at batch 1, with `NUM_DRAFTS`.
     """
 

@@ -21,6 +21,7 @@ from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
 from simulator.settings.hardware import load_architecture
 from simulator.settings.scenario import Scenario
+from simulator.studies.crossing import find_crossings
 from tests.traced_runs import BUDGETS, traced
 
 HEADS, KEY, VALUE, WINDOW = (2, 4), 8, 16, 4  # of keys and values; numbers of a head; tokens of the convolution
@@ -58,7 +59,7 @@ def facts(folder, **changes):
 
 
 def roofline(target, **more):
-    return RooflineCost(Spec.of("roofline", device="h200", target=target, **more), None)
+    return RooflineCost(Spec.of("roofline", **{"device": "h200", "target": target} | more), None)
 
 
 @pytest.mark.parametrize(("method", "rows"), [("inplace+grouped", 5), ("paged", 3), ("masked+fifo", 3)])
@@ -130,6 +131,15 @@ def test_states_leave_less_room_for_keys_and_values():
                 }
             )
         )
+
+
+def test_as_many_rows_are_tried_as_have_room_for_their_states():
+    """In the study of where drafts stop to pay, of up to 8 drafts: 11 states a row."""
+    cost = {name: value for name, value in LARGE.items() if name != "device"} | {"draft": "qwen3-0.6b"}
+    found, model = find_crossings(cost, ["h200"], draws=1, layers=("kernels",)), roofline(**LARGE, draft="qwen3-0.6b")
+    for crossing in found:
+        row_bytes = model.kv_bytes_per_token * (crossing.context_tokens + 9) + model.state_bytes_per_row * 11
+        assert crossing.fits == model.kv_capacity_bytes // row_bytes
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
