@@ -18,7 +18,9 @@ FOLDER: dict[str, Any] = {"parser": as_folder, "metavar": "PATH"}  # of an optio
 ScenarioPath = Annotated[
     Path | None,
     typer.Argument(
-        parser=as_file, help="Scenario YAML, or the word example. Without it all settings have their defaults."
+        parser=as_file,
+        help="Scenario YAML, or a shipped one: example, example/plan, example/fleet, example/priorities. Without it "
+        "all settings have their defaults.",
     ),
 ]
 FirstPath = Annotated[Path, typer.Argument(parser=as_file, help="Scenario a: its YAML file, or the word example.")]

@@ -41,6 +41,14 @@ Axes = Annotated[
         "setting of the engine (with --device).",
     ),
 ]
+Tries = Annotated[
+    int,
+    typer.Option(
+        help="Choices to simulate, the most promising ones, unless more are the best with some value of a setting "
+        "(with --device)."
+    ),
+]
+Html = Annotated[Path | None, typer.Option(**FILE, help="Also write the plan to this page (with --device).")]
 EXAMPLE = "raggedspec sim plan example --device h100=2.50 --device l40s=0.90 --attainment 0.95 -n 5"
 RATES_LEGEND = (
     "means over replications; low … high: 95 % interval of slo_attainment; behind: share of the later half of the "
@@ -64,13 +72,13 @@ def plan(
     tolerance: Annotated[
         float, typer.Option(help="Stop when the rate is known to this share of it (without --device).")
     ] = 0.02,
-    tries: Annotated[int, typer.Option(help="Choices that are simulated, the most promising ones (--device).")] = 8,
+    tries: Tries = 8,
     replications: Replications = 10,
     workers: Workers = 1,
-    html: Annotated[Path | None, typer.Option(**FILE, help="Also write the plan to this page (with --device).")] = None,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
-    """Find the cheapest fleet that serves the requests within their limits; or how many requests one server serves.
+    """Find the cheapest fleet that serves the requests within their limits; or the largest rate that a scenario serves.
 
     With --device: which device, how many, and which method, rows and drafts on each, for the arrivals of the scenario.
     """

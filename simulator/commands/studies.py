@@ -68,7 +68,9 @@ ATTRIBUTION_LEGEND = (
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
 def init(
-    kind: Annotated[Literal["scenario", "sweep", "plan", "fleet"], typer.Argument(help="What to print.")] = "scenario",
+    kind: Annotated[
+        Literal["scenario", "sweep", "plan", "fleet", "priorities"], typer.Argument(help="What to print.")
+    ] = "scenario",
 ) -> None:
     """Print a commented YAML file to start from: raggedspec sim init > scenario.yaml."""
     print((EXAMPLES / f"{kind}.yaml").read_text(encoding="utf-8"), end="")
