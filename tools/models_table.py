@@ -40,6 +40,7 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
   their rounds and chunks (INV-26). All layers share one block table, so beside a layer with full attention (Gemma 3,
   GPT-OSS) a row keeps all of its blocks, as it keeps all of its K/V in other layouts. To enter, also after preemption,
   a row needs blocks for all of its text.
+- **ALiBi** (Bloom, Falcon) counts the keys that a row sees, not columns.
 - **Softcaps and sinks**, which PyTorch's SDPA does not compute, are left to the function in the model's own file.
 - **Layers of several widths** (Gemma 4) are stored as wide as the widest; layers that read the K/V of others store
   nothing.
@@ -55,7 +56,7 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 ## What is refused
 
 - encoder-decoder models, and recurrent ones with a cache of their own (RWKV, xLSTM)
-- attention that chooses keys by their values (DeepSeek V3.2, GLM 5), or is biased by distance (ALiBi)
+- attention that chooses keys by their values (DeepSeek V3.2, GLM 5), or is biased by a key's column (MPT)
 - models that compute with the length of the cache, count positions by themselves or ignore a 4-D mask
 
 [All {total} configurations](results/models.md) of transformers' causal families: {accepted} are supported. `load_pair`

@@ -22,6 +22,7 @@ from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.spans import FULL
 from refimpl.layouts.store import Block, KVShape, StatePart
 from refimpl.models import attention
+from refimpl.models.alibi import biases_by_rank, count_by_position
 from refimpl.models.block_cache import call_with_cache
 from refimpl.models.cached_layers import keeping_cache, states_in
 from refimpl.models.checks import (
@@ -229,6 +230,9 @@ def _set_attention(model: PreTrainedModel) -> str:
         return ""
     if model.device.type == "cuda":
         attention.leave_out_cudnn()
+    count_by_position(model)
+    if biases_by_rank(model) and not model._supports_sdpa:
+        return "eager"  # Bloom, which adds masks to its scores
     wanted = attention.NAME if model._supports_attention_backend else "sdpa"
     model.set_attn_implementation(wanted)
     found = model.config.get_text_config(decoder=True)._attn_implementation

@@ -19,9 +19,12 @@ def _refuse_use(*_: Any) -> Any:
 
 
 class _UnknownLength:
-    """Answers a model that asks the cache for its length: it may be passed on, but any use of it is an error."""
+    """Answers a model that asks the cache for its length: it may be passed on or added to, other uses are errors."""
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _refuse_use
+    def __radd__(self, more: Any) -> Any:
+        return self if isinstance(more, int) else _refuse_use()
+
+    __add__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _refuse_use
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_use
     __bool__ = __int__ = __index__ = __float__ = __hash__ = _refuse_use  # type: ignore[assignment]
 

@@ -57,8 +57,8 @@ def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
         yield "is an encoder-decoder model, or the decoder of one, with cross-attention"
     if getattr(model, "_is_stateful", False) and not getattr(config, "layer_types", None):
         yield "keeps a recurrent state in a cache of its own"
-    if getattr(config, "alibi", False):
-        yield "biases attention by distances between columns (alibi = True), which are not those of positions"
+    if getattr(getattr(config, "attn_config", None), "alibi", False):
+        yield "biases attention by the columns of keys (attn_config.alibi = True), whichever positions they hold"
     offset = _first_position(model)
     if offset:
         yield f"counts positions from {offset}, behind its padding id, and not from 0"

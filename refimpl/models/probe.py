@@ -9,8 +9,9 @@ Three rows are fed in two blocks, as the engine feeds them, and compared with ea
 | 2   | 0 h 1 2 3, then unused ones                   | 0 1, then the last two of all    |
 
 A model that counts positions by itself, ignores the mask, lets rows depend on each other, works with the number of
-columns, or scales attention by a length that it asks of the cache gives other logits. A row alone is fed in as many
-copies as there are rows, so that passes have one shape; whether numbers depend on that is a question of its own.
+columns, or scales attention by a length that it asks of the cache gives other logits. Where ALiBi counts the keys that
+are there, row 2 is not far. A row alone is fed in as many copies as there are rows, so that passes have one shape;
+whether numbers depend on that is a question of its own.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.states import PassStates, StateStore
 from refimpl.layouts.store import Block, KVShape, KVStore
+from refimpl.models.alibi import biases_by_rank
 from refimpl.models.block_cache import call_with_cache
 from refimpl.models.cached_layers import CachedLayers, keeping_cache
 
@@ -137,12 +139,17 @@ def close(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
+def _end(lm: Probed) -> int:
+    """Positions of the far row."""
+    return COUNT if biases_by_rank(lm.model) else lm.max_positions
+
+
 def _alone(lm: Probed, row: int, tokens: tuple[int, ...], copies: int = len(ROWS)) -> Float[Tensor, "half vocab"]:
     """Logits of a row's second half, beside copies of itself only; positions and mask are the model's own."""
     cache = _FarCache(config=lm.model.config)
     ids = torch.tensor([tokens] * copies, device=lm.model.device)
     call_with_cache(lm.model, cache, input_ids=ids[:, :HALF], logits_to_keep=1)
-    cache.skipped = lm.max_positions - COUNT if row == FAR_ROW else 0
+    cache.skipped = _end(lm) - COUNT if row == FAR_ROW else 0
     fed = ids[:, HALF:].split(1 if lm.cached.stepwise else HALF, dim=1)
     return torch.cat([call_with_cache(lm.model, cache, input_ids=part).logits[0] for part in fed])
 
@@ -167,11 +174,11 @@ def _second_halves(lm: Probed) -> Block:
     hidden = (HALF,) * len(ROWS) if lm.kv_shape.states else HIDDEN
     store = KVStore.empty(lm.kv_shape, len(ROWS), COUNT + 1 + UNUSED, tagged=False)
     states = StateStore(lm.kv_shape, len(ROWS))
-    tokens, positions = _columns(lm.max_positions, hidden)
+    tokens, positions = _columns(_end(lm), hidden)
     before = PassStates(states, range(len(ROWS)))
     lm.forward(replace(_block(store, tokens[:, : HALF + 1], positions, 0, hidden), states=before), 1)
     before.commit([HALF] * len(ROWS))
-    positions[FAR_ROW, : HALF + 1] += lm.max_positions - COUNT  # as if near, so that no window hides them
+    positions[FAR_ROW, : HALF + 1] += _end(lm) - COUNT  # as if near, so that no window hides them
     second = _block(store, tokens[:, HALF + 1 :], positions, HALF + 1, hidden)
     return replace(second, states=PassStates(states, range(len(ROWS))))
 

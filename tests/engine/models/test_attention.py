@@ -3,14 +3,16 @@
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, BloomConfig, FalconConfig, LlamaConfig, LlamaForCausalLM
 
-from refimpl import InputError
+from refimpl import InputError, generate
 from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import HuggingFaceLM, refuse_unless_positions_and_mask_count
 from refimpl.models.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
 from refimpl.models.block_cache import BlockCache, cache_argument, call_with_cache
+from refimpl.pairs import make_pair
+from refimpl.pairs.random_pairs import random_models
 
 
 def llama() -> LlamaForCausalLM:
@@ -194,3 +196,25 @@ def test_a_cache_is_called_as_the_model_calls_it(base):
     for model in (base(), HandsOn()):
         assert call_with_cache(model, "cache", input_ids=1, more=2) == (1, "cache", {"use_cache": True, "more": 2})
     assert cache_argument(torch.nn.Linear(1, 1)) == "past_key_values"
+
+
+ALIBI = {
+    "falcon": FalconConfig(
+        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True, multi_query=False
+    ),
+    "bloom": BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4),
+}
+
+
+@pytest.mark.parametrize("kind", ALIBI)
+def test_alibi_goes_by_positions_whatever_columns_keys_are_in(kind):
+    settings = {"seed": 2, "dtype": torch.float64, "draft_noise": 0.02, "attn_implementation": None}
+    pair = make_pair(*random_models(ALIBI[kind], **settings), stop_token_ids=())
+    model, prompts = pair.target.model, [[5], [7, 0, 2, 9], [1 + i % 60 for i in range(37)]]
+    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 16}
+    rows = [torch.tensor([prompt]) for prompt in prompts]
+    texts = [model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist() for ids in rows]
+    for method in ("inplace", "realigned+grouped", "masked", "paged+continuous"):
+        checks = "oracle" if kind == "falcon" else "device"  # Bloom's softmax is float32
+        found = generate(pair, prompts, method=method, batch_size=3, max_new_tokens=16, checks=checks).sequences
+        assert [prompt + s.token_ids for prompt, s in zip(prompts, found, strict=True)] == texts

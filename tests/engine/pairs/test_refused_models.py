@@ -13,13 +13,11 @@ SMALL_NEO = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_heads": 
 SMALL_LAYERS = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 UNLIKE = [
     ("MistralConfig", SMALL_LAYERS | {"max_position_embeddings": 3, "num_key_value_heads": 1}, "a context of 3"),
-    ("MambaConfig", SMALL_LAYERS | {"state_size": 4}, "recurrent state"),
     ("GPTNeoConfig", SMALL_NEO | {"attention_types": [[["global", "local"], 1]]}, "local"),
     ("GPTNeoConfig", SMALL_NEO | {"attention_types": [[["global"], 2]]}, "attention of its own"),
     ("GPTNeoXJapaneseConfig", SMALL_LAYERS, "attention of its own"),
-    ("BloomConfig", {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_head": 2}, "attention of its own"),
+    ("MptConfig", {"vocab_size": 61, "d_model": 16, "n_layers": 2, "n_heads": 2}, "biases attention by the columns"),
     ("OpenAIGPTConfig", SMALL_GPT, "attention of its own"),
-    ("FalconConfig", SMALL_LAYERS | {"alibi": True}, "biases attention by distances between columns"),
     ("RobertaConfig", SMALL_LAYERS | {"is_decoder": True}, "counts positions from 2, behind its padding id"),
 ]
 
@@ -39,7 +37,8 @@ def test_models_that_cannot_be_driven_are_refused_in_one_line(config_class, sett
     [
         ("T5Config", {}, "t5 is no causal language model"),
         ("WhisperConfig", {}, "WhisperForCausalLM is an encoder-decoder model, or the decoder of one"),
-        ("BloomConfig", {}, "BloomForCausalLM has attention of its own that cannot be set to sdpa"),
+        ("MptConfig", {}, "MptForCausalLM biases attention by the columns of keys"),
+        ("XGLMConfig", {}, "XGLMForCausalLM has attention of its own that cannot be set to sdpa"),
         ("DogeConfig", {}, "DogeForCausalLM attends only to the 2048 strongest keys of a longer row"),
         ("RwkvConfig", {}, "RwkvForCausalLM keeps a recurrent state"),
     ],
