@@ -12,6 +12,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.models.alibi import biases_by_rank
 
 ROPES_OF_BATCHES = ("longrope", "dynamic")
 KNOWN_LAYERS = {  # as configurations call them
@@ -102,6 +103,11 @@ def attends(model: PreTrainedModel) -> bool:
     """Whether any layer caches keys and values."""
     config = model.config.get_text_config(decoder=True)
     return any(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers)
+
+
+def attends_by_itself(model: PreTrainedModel) -> bool:
+    """Whether a model has attention of its own, which cannot be set, and is not one that takes our masks as it is."""
+    return attends(model) and not model._supports_sdpa and not biases_by_rank(model)
 
 
 def experts_of(model: PreTrainedModel) -> str:

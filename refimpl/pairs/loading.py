@@ -23,8 +23,7 @@ from refimpl.core.reading import is_folder
 from refimpl.core.tokens import check_stops
 from refimpl.core.values import require_bool, require_int
 from refimpl.models.adapter import HuggingFaceLM, Pair
-from refimpl.models.alibi import biases_by_rank
-from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
+from refimpl.models.checks import attends_by_itself, refuse_what_is_declared, refusing_what_fails
 from refimpl.pairs.checkpoint import Checkpoint
 from refimpl.pairs.classes import build, causal_class
 from refimpl.pairs.heads import load_head
@@ -193,7 +192,6 @@ def _load_model(
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-            attn_implementation="sdpa",
             output_loading_info=True,
         )
     missing = sorted(info["missing_keys"])
@@ -217,7 +215,7 @@ def _refuse_without_weights(config: PretrainedConfig, name: str, trust_remote_co
         return
     with refusing_what_fails(model, name):
         refuse_what_is_declared(model)
-        if not (model._supports_sdpa or biases_by_rank(model)):
+        if attends_by_itself(model):
             raise UnsupportedModelError("has attention of its own that cannot be set to sdpa")
 
 
