@@ -186,7 +186,9 @@ def result_of(
     times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(round_end_s)}
     arrivals = times if any(arrival_s) or any(submitted_at) else {}
     records = _records(rows, len(prepared))
-    further = blocks_of(engine) | arrivals
+    draft = engine.context.drafter.cached
+    steps = {"recurrent_draft": True} if draft and draft.states else {}
+    further = blocks_of(engine) | steps | arrivals
     return make_result(engine.pair, prepared, engine.config, records, stats, list(rounds), further)
 
 

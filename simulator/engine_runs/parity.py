@@ -118,6 +118,8 @@ def _require_replayable(trace: EngineTrace) -> None:
     )
     freed = f"{where}: rows gave back what their windows no longer saw; in a scenario they keep all of their blocks"
     require(not header.get("frees_unseen"), freed)
+    stepped = f"{where}: a draft with recurrent states runs a pass more a round, which is not simulated"
+    require(not header.get("recurrent_draft"), stepped)
     ended = set(trace.rows.loc[trace.rows["finished"].astype(bool), "sequence"])
     left = min(set(range(header["num_sequences"])) - ended, default=None)
     require(left is None, f"{where}: sequence {left} was cancelled, which a scenario cannot replay")

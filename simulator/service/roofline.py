@@ -213,6 +213,8 @@ class RooflineCost(CostModel):
         alone = Machine(device, dtype, 1, layers, eager_s, factors)  # a small draft is faster on one device
         self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None
         models = [each for each in (self.target, self.draft) if each]
+        stepped = self.draft is not None and self.draft.model.recurrent is not None
+        require(not stepped, f"cost.draft: {self.p['draft']} has recurrent layers; only a target's are simulated")
         self.running = self.draft if runs_draft else None
         running = [each for each in (self.target, self.running) if each]
         self.kv_bytes_per_token = float(sum(each.kv_bytes_per_token for each in running))

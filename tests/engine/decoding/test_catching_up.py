@@ -75,6 +75,7 @@ def test_a_recurrent_draft_is_fed_no_token_twice(method):
     assert [s.token_ids for s in result.sequences] == [s.token_ids for s in wanted]
     assert result.stats.acceptance.accepted == result.stats.acceptance.drafted > 0
     assert {row.draft_lag for r in result.rounds for row in r.rows if row.k} == {1, 2}
+    assert result.header["recurrent_draft"], "a replay refuses it"
 
 
 def test_a_round_says_how_far_the_draft_was_behind(sure):

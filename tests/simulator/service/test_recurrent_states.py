@@ -108,6 +108,11 @@ def test_a_simulated_hybrid_shares_nothing_either(size):
     assert (log.num_prefix_hits.total() > 0) == (size == 0)
 
 
+def test_a_recurrent_draft_is_refused(tmp_path):
+    with pytest.raises(InputError, match="has recurrent layers; only a target's are simulated"):
+        roofline("qwen3-8b", draft=facts(tmp_path))
+
+
 def test_states_leave_less_room_for_keys_and_values():
     """To a pool, and to requests that wait for it; where nothing is left, the scenario is refused."""
     held = 8 + 4 * (3 + 2)  # of 8 rows, and of 4 behind and before each of 4 tokens

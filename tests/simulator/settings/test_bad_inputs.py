@@ -209,6 +209,7 @@ ENGINE_TRACES = [  # changes of the header, lines; ... leaves a field out
     ({"num_speculative_tokens_each": [1, 2]}, LINES, ":1: requests draft 1, 2 tokens a round; a scenario has one k"),
     ({"shape_stable": True, "block_size": 64, "texts": [[], []]}, LINES, "rows share prompts alone"),
     ({"frees_unseen": True}, LINES, "rows gave back what their windows no longer saw"),
+    ({"recurrent_draft": True}, LINES, "a draft with recurrent states runs a pass more a round"),
     ({"output_lens": [6, 3]}, LINES[:-1], "sequence 1 was cancelled, which a scenario cannot replay"),
 ]  # fmt: skip
 
