@@ -59,7 +59,6 @@ class PythonEngine:
         engine: see `refimpl.conformance.protocol`.
         timeout_s: seconds that an answer may take.
         worker: where it was made, if not here.
-
     """
 
     def __init__(self, engine: Any, timeout_s: float = 60.0, worker: Worker | None = None):
