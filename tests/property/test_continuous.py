@@ -32,6 +32,7 @@ class Item:
     cached: int = 0
     cache_state: int = 1
     ticket: int = -1
+    priority: int = 0
     num_prefix_hits: int = 0
     blocks: list[int] = field(default_factory=list)
 
