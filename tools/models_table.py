@@ -48,10 +48,11 @@ with ragged prompts that outgrow every window, under drafts that are right, wron
 - **Recurrent states**, of targets and drafts: in a verify pass, attention, MLP and experts take in all tokens of a row
   at once and recurrent layers one after the other. The state behind each token of a round is kept until the round is
   decided; the row then keeps the one behind its last committed token (INV-24): nothing is rolled back, and pads never
-  enter a state. It costs k+1 reads of the recurrent layers' weights a pass and k+2 states of a row during it, prompts
-  are cached one row at a time (token by token where layers begin anew in a pass of several, as Mamba 1 does in
-  transformers), and a recurrent draft runs one pass more a round. Prefix sharing is off, as a shared
-  block holds no state to go on from; `shape_stable` and recorded rounds are refused.
+  enter a state. It costs k+1 reads of the recurrent layers' weights a pass and k+2 states of a row during it, which
+  `memory-plan` and the [simulator](scenarios.md#a-gpu-that-you-do-not-own) count. Prompts are cached one row at a time
+  (token by token where layers begin anew in a pass of several, as Mamba 1 does in transformers), and a recurrent draft
+  runs one pass more a round. Prefix sharing is off, as a shared block holds no state to go on from; `shape_stable` and
+  recorded rounds are refused.
 
 ## What is refused
 

@@ -20,12 +20,12 @@ def noticed(fault: Fault) -> Verdict | None:
 def zoo() -> list[Fault]:
     """Faults of the engine's zoo that are a scheduler's.
 
-    Rows share no blocks here, prompts come whole, and there is one cohort; tests/property/test_sharing.py,
-    tests/property/test_continuous.py and `cohorts` find out what is wrong with the rest.
+    Rows share no blocks here, no window hides any, prompts come whole, and there is one cohort; what is wrong with the
+    rest is found out by tests/property/test_sharing.py, tests/property/test_continuous.py and `cohorts`.
     """
     elsewhere = (sharing_faults.__name__, chunk_faults.__name__, overlap_faults.__name__)
     mine = (f for f in FAULTS.values() if getattr(f.owner, "__module__", "").startswith("refimpl.scheduling"))
-    return [fault for fault in mine if fault.make.__module__ not in elsewhere]
+    return [f for f in mine if f.make.__module__ not in elsewhere and "windowed_layers" not in f.settings]
 
 
 def zoo_verdicts() -> Iterator[Verdict]:
