@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from refimpl import generate
+from refimpl import generate, stream
 from refimpl.decoding import drafters
+from refimpl.decoding.memory import pool_gib
 from refimpl.pairs import make_pair
 from refimpl.pairs.random_pairs import random_models
+from refimpl.placement import num_states
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 families = importlib.import_module("model_families")
@@ -102,6 +104,29 @@ def test_recurrent_models_draft(name):
         rows = [row for record in found.rounds for row in record.rows]
         assert {row.draft_lag for row in rows} == {1}
         assert {row.accepted for row in rows} > {0, 3}
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2, with convolutions"])
+def test_rows_that_come_go_and_are_sent_back(name):
+    """In a pool that holds little more than the longest row, with a recurrent draft; the last two rows come later."""
+    pair, texts = driven(name)
+    pool = pool_gib(pair, 12, 4, num_states=num_states(3, 3, 3))
+    run = stream(
+        pair, PROMPTS[:4], method="paged+continuous", batch_size=3, window_size=3, num_speculative_tokens=2,
+        max_new_tokens=NUM_NEW, stop_token_ids=[], block_size=4, max_model_len=39, kv_memory_gib=pool, checks="device",
+    )  # fmt: skip
+    for _ in range(4):
+        run.run_one_round()
+    run.submit(PROMPTS[4:])
+    run.cancel(1)
+    for _ in run:
+        pass
+    result = run.result()
+    wanted = [text[len(prompt) :] for text, prompt in zip(texts, PROMPTS, strict=True)]
+    wanted[1] = wanted[1][: len(result.sequences[1].token_ids)]
+    assert [s.token_ids for s in result.sequences] == wanted
+    assert 0 < len(wanted[1]) < NUM_NEW
+    assert result.stats.num_preemptions > 0
 
 
 KINDS = (
