@@ -150,7 +150,8 @@ def test_properties_are_those_of_the_kit():
 def test_what_was_found_in_real_engines_is_in_their_reports():
     said = (DOCS / "conformance.md").read_text().partition("## Found in real engines")[2].partition("\n## ")[0]
     for engine, name in (("openvino", "OpenVINO GenAI"), ("vllm", "vLLM")):
-        (run,) = json.loads((DOCS / "results" / "engines" / f"{engine}.json").read_text())[:1]
-        version = next(iter(run["libraries"].values()))
+        runs = json.loads((DOCS / "results" / "engines" / f"{engine}.json").read_text())
+        version = next(iter(runs[0]["libraries"].values()))
         assert f"{name} {version}".removesuffix(".0") in said
-        assert "samples_follow_the_law" in [v["property"] for v in run["properties"] if v["status"] == "fail"]
+        failed = [v["property"] for run in runs for v in run["properties"] if v["status"] == "fail"]
+        assert "samples_follow_the_law" in failed
