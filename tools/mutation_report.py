@@ -94,13 +94,13 @@ def _counts(data: dict[str, Any], reasons: dict[str, tuple[str, str]]) -> str:
 
 
 def _survivors(data: dict[str, Any], reasons: dict[str, tuple[str, str]]) -> str:
-    """A row for each survivor that is not equivalent."""
+    """A row for each survivor whose output may differ."""
     left = [(*mutant.split(" ", 1), code, *reasons.get(mutant, NO_REASON)) for mutant, code in survivors(data).items()]
     heads = ["mutant", "change", "line", "kind", "why no test fails"]
     rows = [
         [f"`{place.removeprefix('refimpl/')}`", change.removesuffix(" #1"), f"`{code.split('  #')[0]}`", kind, reason]
         for place, change, code, kind, reason in left
-        if kind != "equivalent"
+        if kind not in ("equivalent", "cost")
     ]
     return _table(heads, rows)
 

@@ -21,9 +21,10 @@ from refimpl.decoding.memory import pool_gib
 from refimpl.pairs import make_pair
 from refimpl.pairs.random_pairs import random_models
 from refimpl.requests import prepare
-from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, blocks_for
+from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, SequencePool, blocks_for
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
+from tests.scheduled_items import Item
 
 SETTINGS = {"max_new_tokens": 24, "num_speculative_tokens": 4, "batch_size": 3, "logprobs": 2}
 
@@ -78,6 +79,26 @@ def test_books_that_do_not_agree_are_told():
     pool.free.clear()
     with pytest.raises(InvariantViolation, match="INV-15"):
         pool.check([table])
+
+
+def test_all_blocks_in_front_of_a_window_are_given_back_at_once():
+    """And count as cached no more; what the window holds does."""
+    pool = BlockPool(8, 2)
+    allocator = PagedKVAllocator(pool, span=1, first_seen=lambda query: query - 3)
+    row = Sequence(0, [1] * 13, 1, draft_cached=None)
+    assert allocator.enter(row, [])
+    row.target_cached = 10
+    assert allocator.num_cached([row]) == 10
+    allocator.note_chunks([row])
+    assert (pool.num_used, allocator.num_cached([row])) == (3, 4)
+    allocator.check([row])
+
+
+def test_requests_wait_in_order_of_priority_then_of_submission():
+    pool = SequencePool()
+    for priority in (1, 0, 2, 0, 1):
+        pool.submit(Item(3, priority=priority))
+    assert [(each.priority, each.ticket) for each in pool.waiting] == [(0, 1), (0, 3), (1, 0), (1, 4), (2, 2)]
 
 
 @given(st.integers(0, 200), st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.randoms(use_true_random=False))
