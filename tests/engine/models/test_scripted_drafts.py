@@ -5,6 +5,7 @@ Rows outgrow every window. The reference is transformers' own generation, one ro
 
 import importlib
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,39 +45,45 @@ METHODS = ["inplace", "paged", "exspec", "masked", "rollback", "paged+continuous
 @lru_cache(maxsize=4)
 def driven(name):
     """A family's pair, and what transformers generates."""
-    family = families.BY_NAME[name]
+    return families.judge(families.BY_NAME[name]).pair, texts_of(families.BY_NAME[name], PROMPTS)
+
+
+def texts_of(family, prompts):
+    """What transformers generates with a family's target."""
     model, _ = family.models(attn_implementation="eager")
     settings = {"max_new_tokens": NUM_NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    rows = [torch.tensor([prompt]) for prompt in PROMPTS]
-    texts = [model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist() for ids in rows]
-    return families.judge(family).pair, texts
+    rows = [torch.tensor([prompt]) for prompt in prompts]
+    return [model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist() for ids in rows]
 
 
 class Scripted:
     """An index that knows how each row goes on, and follows a script."""
 
-    def __init__(self, script, texts, vocab_size):
-        self.script, self.texts, self.vocab_size = script, texts, vocab_size
+    def __init__(self, script, texts, prompts, vocab_size):
+        self.script, self.texts, self.prompts, self.vocab_size = script, texts, prompts, vocab_size
 
     def read(self, token_ids):
         self.row = next(i for i, text in enumerate(self.texts) if text[: len(token_ids)] == token_ids)
         self.at = len(token_ids)
 
     def propose(self, limit):
-        right, wrong = self.script(self.at - len(PROMPTS[self.row]), self.row)
+        right, wrong = self.script(self.at - len(self.prompts[self.row]), self.row)
         ahead = self.texts[self.row][self.at : self.at + right + wrong]
         return [token if i < right else (token + 1) % self.vocab_size for i, token in enumerate(ahead)][:limit]
 
 
 def check(name, method, script, monkeypatch, **settings):
-    pair, texts = driven(name)
-    index = lambda: Scripted(SCRIPTS[script], texts, pair.vocab_size)  # noqa: E731
+    return compare(*driven(name), PROMPTS, method, script, monkeypatch, **settings)
+
+
+def compare(pair, texts, prompts, method, script, monkeypatch, **settings):
+    index = lambda: Scripted(SCRIPTS[script], texts, prompts, pair.vocab_size)  # noqa: E731
     monkeypatch.setitem(drafters.DRAFTER_MAKERS, "ngram", lambda make: drafters.LookupDrafter(index))
     found = generate(
-        pair, PROMPTS, method=method, drafter="ngram", num_speculative_tokens=5, max_new_tokens=NUM_NEW,
+        pair, prompts, method=method, drafter="ngram", num_speculative_tokens=5, max_new_tokens=NUM_NEW,
         stop_token_ids=[], **{"batch_size": 3, "checks": "device"} | settings,
     )  # fmt: skip
-    assert [s.token_ids for s in found.sequences] == [t[len(p) :] for t, p in zip(texts, PROMPTS, strict=True)]
+    assert [s.token_ids for s in found.sequences] == [t[len(p) :] for t, p in zip(texts, prompts, strict=True)]
     return found
 
 
@@ -146,3 +153,26 @@ def test_exact_in_every_layout_under_every_script(name, method, monkeypatch):
         pytest.skip("refused, as docs/models.md says")
     for script in SCRIPTS:
         check(name, method, script, monkeypatch)
+
+
+LLAMA_4 = "llama4_text, attention scaled by position"
+CHUNKED = {"layer_types": ["chunked_attention", "full_attention"], "floor_scale": 8192}
+PUBLISHED = {  # windows, or chunks, of releases
+    "gpt_oss": 128, "gemma3n_text, layers that share K/V": 512, "gemma4_text, layers that share K/V": 512,
+    "gemma3_text, mixed windows": 1024, "gemma2": 4096, "mistral, sliding window": 4096, "olmo3, mixed windows": 4096,
+    LLAMA_4: 8192,
+}  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_windows_are_outgrown(name, monkeypatch):
+    """One row grows out of its window, one begins beyond it, and a short one runs beside them."""
+    family, size = families.BY_NAME[name], PUBLISHED[name]
+    released = {"sliding_window": size} if name != LLAMA_4 else {"attention_chunk_size": size} | CHUNKED
+    released |= {"max_position_embeddings": size + 64}
+    long = replace(family, settings=family.settings | released)
+    pair, prompts = families.judge(long).pair, [[1 + i % 60 for i in range(n)] for n in (size - 5, size + 20, 3)]
+    assert {span.size for span in pair.target.kv_shape.spans} - {0} == {size}
+    for method in ("inplace", "paged"):
+        compare(pair, texts_of(long, prompts), prompts, method, "ragged", monkeypatch)
