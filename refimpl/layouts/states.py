@@ -68,9 +68,8 @@ class StateStore:
 
     def commit(self, rows: Seq[RowState]) -> None:
         """End the round of these rows: keep the states behind what counts as cached now."""
-        ended = next((each for each in self._rounds if each.sequences == [row.sequence for row in rows]), None)
-        if ended is None or ended.states is None:
-            return
+        ended = next(each for each in self._rounds if each.sequences == [row.sequence for row in rows])
+        assert ended.states is not None
         self._rounds.remove(ended)
         ended.states.commit([now.num_cached - then.num_cached for now, then in zip(rows, ended.rows, strict=True)])
 

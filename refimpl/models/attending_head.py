@@ -29,9 +29,9 @@ class AttendingHead:
         """See `DraftHead`."""
         return _Chain(self, rows)
 
-    @abstractmethod
     def entered(self, states: Float[Tensor, "batch q read"]) -> Float[Tensor, "batch q hidden"]:
-        """What the first module reads of the target's states."""
+        """What the first module reads of the target's states: they themselves, unless a head projects them."""
+        return states
 
     @abstractmethod
     def advance(

@@ -21,10 +21,6 @@ class MtpHead(AttendingHead):
         super().__init__(depth=len(mtp.layers))
         self._mtp = mtp.eval()
 
-    def entered(self, states: Float[Tensor, "batch q hidden"]) -> Float[Tensor, "batch q hidden"]:
-        """Each layer norms them itself."""
-        return states
-
     def advance(
         self,
         index: int,

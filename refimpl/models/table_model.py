@@ -288,10 +288,6 @@ class AttendingScriptedHead(AttendingHead):
         super().__init__()
         self._steps = ScriptedHead(draft)
 
-    def entered(self, states: Float[Tensor, "batch q read"]) -> Float[Tensor, "batch q hidden"]:
-        """As they are."""
-        return states
-
     def advance(
         self,
         index: int,
@@ -321,11 +317,8 @@ class Letters:
         return "".join(chr(ord("a") + token) for token in token_ids)
 
 
-def table_pair(
-    script: Script | None = None, *, recurrent: bool = False, attending_head: bool = False, **settings: Any
-) -> Pair:
+def table_pair(script: Script | None = None, *, attending_head: bool = False, **settings: Any) -> Pair:
     """Pair an integer model of these settings with a scripted draft; without a script, every draft is accepted."""
-    settings |= {"recurrent": recurrent}
     target, draft = TableModel(**settings), ScriptedDraft(script or {}, **settings)
     head = AttendingScriptedHead(draft) if attending_head else ScriptedHead(draft)
     return Pair(target, draft, vocab_size=target.vocab_size, name="table", head=head)
