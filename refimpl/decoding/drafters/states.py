@@ -71,7 +71,8 @@ class TargetStates:
         def parts(values: Tensor) -> Seq[Tensor]:
             if isinstance(block, PackedBlock):
                 return values[0].split([last - first for _, first, last in fed])
-            return [values[i, first - start : last - start] for i, first, last in fed]
+            own = values if block.members is None else values[block.members]
+            return [own[i, first - start : last - start] for i, first, last in fed]
 
         def note(hidden: Tensor) -> None:
             places = torch.stack([block.position_ids, block.tokens], dim=-1)

@@ -15,6 +15,7 @@ from refimpl.cli import app
 from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.drafters import HeadDrafter
 from refimpl.decoding.drafters import head as head_drafter
+from refimpl.decoding.prefill import STABLE_PREFILL_TOKENS
 from refimpl.models.attending_head import AttendingHead
 from refimpl.models.dflash import DFlashHead
 from refimpl.models.eagle3 import Eagle3Head
@@ -276,7 +277,8 @@ def test_drafts_are_fresh_however_passes_are_run(pairs, way, drafted):
 @pytest.mark.parametrize("settings", [{"method": "paged+continuous", "token_budget": 20}, {"shape_stable": True}])
 def test_lean_layers_show_inner_states(folders, drafted, settings):
     pair = load_pair(drafter="head", dtype="float32", layers="lean", **folders("eagle3"))
-    generate(pair, PROMPTS, **SETTINGS | COUPLED | settings)
+    in_passes = [i % VOCAB_SIZE for i in range(STABLE_PREFILL_TOKENS + 3)]
+    generate(pair, [*PROMPTS, in_passes], **SETTINGS | COUPLED | settings)
     assert_fresh(pair, drafted)
 
 
