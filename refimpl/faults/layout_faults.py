@@ -17,7 +17,7 @@ from refimpl.decoding.rounds import RoundContext
 from refimpl.faults.base import fault, result_changed
 from refimpl.layouts import InplaceLayout, Layout, LeftPaddedLayout, MaskedLayout
 from refimpl.layouts import base as layout_base
-from refimpl.layouts.store import VALUE, Block, KVStore
+from refimpl.layouts.store import VALUES, Block, KVStore
 from refimpl.placement import RealignedPlacement, RectanglePlacement
 
 PAD_TOKEN = 0
@@ -143,7 +143,7 @@ def realigned_one_column_off(original: Any) -> Any:
 @result_changed
 def values_left_behind(right: KVStore, *_: Any) -> KVStore:
     """Keys are moved, values are moved to another column: lengths, masks and provenance all look right."""
-    right.data[:, VALUE] = right.data[:, VALUE].roll(1, dims=3)
+    right.data[:, VALUES] = right.data[:, VALUES].roll(1, dims=3)
     return right
 
 

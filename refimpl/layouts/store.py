@@ -12,7 +12,7 @@ from torch import Tensor
 
 from refimpl.layouts.spans import FULL, Span
 
-KEY, VALUE = 0, 1  # planes of storage, where there are two
+KEYS, VALUES = 0, -1  # planes of storage, which may be the same one
 NUM_TAGS = 3  # sequence, position, token
 ALL_ROWS = slice(None)
 
@@ -109,7 +109,7 @@ class KVStore:
     def __init__(self, shape: KVShape, data: Tensor, tags: Tensor | None):
         self.shape, self.data, self.tags = shape, data, tags
         self.rows, self.columns = data.shape[3], data.shape[4]
-        keys, values = data[:, KEY, ..., : shape.key_dim], data[:, -1, ..., shape.plane_dim - shape.value_width :]
+        keys, values = data[:, KEYS, ..., : shape.key_dim], data[:, VALUES, ..., shape.plane_dim - shape.value_width :]
         layers = list(zip(keys, values, strict=True))
         self._by_slot = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in layers]
         self._by_row = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers]
@@ -196,7 +196,8 @@ class KVStore:
         """As `view`, of the rows of a plan: a copy, until the plan is used again."""
         gathered = plan.memory
         torch.index_select(self._of_heads[layer], 0, plan.rows, out=gathered.view(len(plan.rows), -1))
-        keys, values = gathered[:, KEY, ..., : self.shape.key_dim], gathered[:, -1, ..., -self.shape.value_width :]
+        keys = gathered[:, KEYS, ..., : self.shape.key_dim]
+        values = gathered[:, VALUES, ..., -self.shape.value_width :]
         return keys[:, :, :width], values[:, :, :width]
 
 

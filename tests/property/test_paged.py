@@ -149,6 +149,7 @@ def test_what_is_cached_is_counted(room):
     assert room.num_cached(rows) == 7
     assert room.num_cached(rows[:2]) == 7
     assert room.num_cached(rows[2:]) == 0
+    assert room.prefix_tokens(rows[0]) == 0
 
 
 @pytest.mark.parametrize("scheduler", ["fifo", "static", "grouped"])

@@ -145,6 +145,7 @@ def test_full_blocks_are_found_and_the_last_token_is_always_left():
     room = PagedKVAllocator(BlockPool(30, 4), 2, "texts")
     first = entered(room, range(9))
     for tokens, found in ((range(9), 8), (range(8), 4), ([*range(7), 0, 8], 4), ([1, *range(1, 9)], 0), ([0], 0)):
+        assert room.prefix_tokens(Sequence(0, list(tokens), 4)) == found
         row = entered(room, tokens)
         assert row.num_prefix_hits == found
         assert row.blocks[: found // 4] == first.blocks[: found // 4]
@@ -285,6 +286,18 @@ def test_what_a_row_has_freed_is_not_noted_again(shares):
     assert row.blocks.count(room.pool.null_block) == 4
     room.leave(row)
     assert entered(room, range(12)).num_prefix_hits == 0
+
+
+def test_a_row_that_has_given_back_one_block_still_shares_the_next():
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "texts", first_seen=lambda query: query - 1)
+    first, second = entered(room, range(6)), entered(room, range(6))
+    assert second.blocks[:2] == first.blocks[:2]
+    first.extend([6])
+    first.target_cached = first.draft_cached = 6
+    assert room.reserve([first])
+    room.settle([first])
+    assert first.blocks.count(room.pool.null_block) == 1
+    room.check_round([first, second])
 
 
 def test_a_block_that_can_be_found_is_not_written():

@@ -55,6 +55,12 @@ def test_ties_at_top_p_keep_as_many_as_transformers_the_lowest_ids():
     assert (warped(logits, config) > 0).sum() == 4
 
 
+def test_a_row_without_top_p_loses_nothing_beside_one_that_has_it():
+    logits = torch.tensor([[[0.0, -30.0]], [[0.0, -30.0]]])
+    rows = RowSampling.of([SamplingConfig(1.0), SamplingConfig(1.0, top_p=0.5)], logits.device)
+    assert (probabilities(logits, rows) > 0).tolist() == [[[True, True]], [[True, False]]]
+
+
 logit_lists = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=12)  # many ties
 configs = st.builds(
     SamplingConfig,

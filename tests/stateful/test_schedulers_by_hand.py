@@ -97,6 +97,16 @@ def test_waiting_is_counted_in_rounds_and_bounded():
         scheduler.complete(scheduler._plan([0, 1], "grouped"))
 
 
+def test_the_next_oldest_begins_to_age_when_the_oldest_is_gone():
+    """At once, not when others enter."""
+    scheduler = grouped([5, 7, 7])
+    first, second, _ = scheduler.pool.window.values()
+    first.finished = True
+    scheduler.complete(scheduler._plan([0], "grouped"))
+    scheduler.complete(scheduler._plan([2], "grouped"))
+    assert scheduler.waited(second) == 1
+
+
 def test_who_waits_just_as_long_as_it_may_breaks_nothing():
     scheduler = all_aging([5, 5, 7])
     for members in ([2], [0, 1], [0, 1], [0, 1]):

@@ -3,10 +3,12 @@
 from fractions import Fraction
 
 import pytest
+import torch
 
 from refimpl import InputError, generate
 from refimpl.core.config import LAYOUTS
 from refimpl.core.request import Request
+from refimpl.decoding.acceptance.block import left_weights
 from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
 from refimpl.models.adapter import Pair
@@ -37,6 +39,13 @@ def expected_accepted(pair: Pair, rule: str, k: int) -> Fraction:
         record = Engine(pair, sequences, config, source).run_one_round()
         mean += source.weight * record.rows[0].accepted
     return mean
+
+
+def test_where_rounding_has_left_nothing_the_target_itself_is_drawn_from():
+    left, target = torch.zeros(2, 2, 3), torch.tensor([0.5, 0.25, 0.25]).expand(2, 2, 3)
+    left[0, 1] = torch.tensor([0.0, 0.0, 0.2])
+    weights = left_weights(left, target, torch.tensor([1, 0]))
+    assert torch.equal(weights, torch.stack([left[0, 1], target[1, 0]]))
 
 
 @pytest.mark.parametrize("method", ["inplace+fifo", "rollback+static"])

@@ -5,6 +5,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from refimpl import generate
+from refimpl.decoding.acceptance.records import Proposal
+from refimpl.decoding.drafters.base import Drafts
 from refimpl.pairs import make_pair
 
 CONTEXT, NUM_NEW = 16, 14
@@ -53,3 +55,11 @@ def test_a_draft_is_not_fed_prompts_that_fill_its_context(pair):
     generate(pair, [[5] * CONTEXT, [7] * 40], max_new_tokens=4)
     hook.remove()
     assert fed == []
+
+
+def test_a_row_that_sits_out_has_nothing():
+    drafts = Drafts(Proposal(torch.tensor([[4, 5], [6, 0]])), [2, 1], [2, 1], 3, [(0.5, 0.2), (0.1,)], [1, 2])
+    spread = drafts.spread([0, 2], 3)
+    assert (spread.lengths, spread.looked_up, spread.caught_up) == ([2, 0, 1], [2, 0, 1], [1, 0, 2])
+    assert (spread.survival, spread.skipped, spread.passes) == ([(0.5, 0.2), (), (0.1,)], {1}, 3)
+    assert [spread.proposal.tokens[i].tolist() for i in (0, 2)] == [[4, 5], [6, 0]]
