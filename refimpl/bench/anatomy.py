@@ -2,19 +2,16 @@
 
 Forced acceptance depends on sequence and position only, so every layout has to cope with the same ragged lengths (the
 `rollback` layout excepted, which commits the batch minimum). For each run it is counted how often K/V move, how many
-bytes that reads and writes, and how long it takes, also what the run-time checks take; `per_row` adds the published
-way of moving them.
+bytes that reads and writes, and how long it takes; `per_row` adds the published way of moving them.
 """
 
 import random
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -27,7 +24,6 @@ from refimpl.bench.work import Rates
 from refimpl.core.config import forced, make_config, resolve_method
 from refimpl.core.errors import InputError
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.invariants import Checker
 from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts.store import KVStore
 from refimpl.models.adapter import Pair
@@ -140,9 +136,9 @@ def _run(pair: Pair, settings: AnatomySettings, method: str, batch_size: int, co
     engine = Engine(pair, prepare(pair, _prompts(pair, count, context, settings.seed), config), config)
     for _ in range(settings.warm_rounds):
         engine.run_one_round()
-    with counted_bytes() as moved, timed_checks() as checks_s:
+    with counted_bytes() as moved:
         records = [engine.run_one_round() for _ in range(settings.rounds)]
-    return _mean_of(records, sum(moved), sum(checks_s))
+    return _mean_of(records, sum(moved))
 
 
 def _prompts(pair: Pair, count: int, context: int, seed: int) -> list[list[int]]:
@@ -152,12 +148,11 @@ def _prompts(pair: Pair, count: int, context: int, seed: int) -> list[list[int]]
     return [prompts[0], *(prompt[rng.randrange(RAGGED_TOKENS) :] for prompt in prompts[1:])]
 
 
-def _mean_of(records: Seq[RoundRecord], num_bytes: int, checks_s: float) -> AnatomyRun:
+def _mean_of(records: Seq[RoundRecord], num_bytes: int) -> AnatomyRun:
     return AnatomyRun(
         operations=statistics.mean(r.num_moves for r in records),
         num_bytes=num_bytes / len(records),
         realign_s=statistics.mean(r.stage_s["realign_s"] for r in records),
-        checks_s=checks_s / len(records),
         round_s=statistics.mean(r.stage_s["round_s"] - r.stage_s["prefill_s"] for r in records),
     )
 
@@ -181,25 +176,6 @@ def counted_bytes() -> Iterator[list[int]]:
         yield moved
 
 
-@contextmanager
-def timed_checks() -> Iterator[list[float]]:
-    """Yield a list that gets the host's seconds in each call of the run-time checks."""
-    seconds: list[float] = []
-    with ExitStack() as patches:
-        for name in ("before_round", "after_begin", "before_forward", "after_commit", "after_round"):
-            patches.enter_context(patch.object(Checker, name, _timed(getattr(Checker, name), seconds)))
-        yield seconds
-
-
-def _timed(function: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
-    def timed(*arguments: Any) -> None:
-        begun = time.perf_counter()
-        function(*arguments)
-        seconds.append(time.perf_counter() - begun)
-
-    return timed
-
-
 def _per_row(
     pair: Pair,
     settings: AnatomySettings,
@@ -215,4 +191,4 @@ def _per_row(
     ours = runs["eqspec", batch_size, context][-1]
     num_bytes = 2 * batch_size * context * shape.bytes_per_token
     operations = num_operations(shape.num_layers, batch_size)
-    return AnatomyRun(operations, num_bytes, seconds, ours.checks_s, ours.round_s - ours.realign_s + seconds)
+    return AnatomyRun(operations, num_bytes, seconds, ours.round_s - ours.realign_s + seconds)

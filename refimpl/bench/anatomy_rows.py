@@ -31,8 +31,6 @@ class AnatomyRow:
         realign_ms_per_round: of the stage that moves K/V, rounds without any included.
         ms_per_round: wall-clock of a round.
         share_realign: of it.
-        checks_ms_per_round: of the run-time checks, on the host.
-        share_checks: of the round.
         bytes_per_s: moved per second of that stage; 0 where nothing moves.
         fraction_of_bandwidth: of what a large copy reaches on the device.
         bound: host or bandwidth; none where nothing moves.
@@ -46,8 +44,6 @@ class AnatomyRow:
     realign_ms_per_round: float
     ms_per_round: float
     share_realign: float
-    checks_ms_per_round: float
-    share_checks: float
     bytes_per_s: float
     fraction_of_bandwidth: float
     bound: str
@@ -80,13 +76,12 @@ class AnatomyRun:
     operations: float
     num_bytes: float
     realign_s: float
-    checks_s: float
     round_s: float
 
 
 def make_row(engine: str, batch_size: int, context: int, runs: Seq[AnatomyRun], rates: Rates) -> AnatomyRow:
     """Summarise the repeats of one place."""
-    operations, num_bytes, realign_s, checks_s, round_s = (
+    operations, num_bytes, realign_s, round_s = (
         statistics.median(getattr(run, field.name) for run in runs) for field in fields(AnatomyRun)
     )
     speed = num_bytes / realign_s if num_bytes else 0.0
@@ -100,8 +95,6 @@ def make_row(engine: str, batch_size: int, context: int, runs: Seq[AnatomyRun], 
         realign_ms_per_round=1e3 * realign_s,
         ms_per_round=1e3 * round_s,
         share_realign=realign_s / round_s,
-        checks_ms_per_round=1e3 * checks_s,
-        share_checks=checks_s / round_s,
         bytes_per_s=speed,
         fraction_of_bandwidth=fraction,
         bound="none" if not num_bytes else "bandwidth" if fraction >= BANDWIDTH_BOUND else "host",

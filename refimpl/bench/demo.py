@@ -22,7 +22,6 @@ from refimpl.requests import prepare
 PLAIN = "transformers"
 ORACLE = "autoregressive"
 NO_DRAFTS = "inplace, no drafts"
-SHARES = ("draft", "verify", "realign", "prefill", "host")
 Progress = Callable[[str, int, int], None]
 
 
@@ -34,13 +33,13 @@ class DemoRow:
         method, batch_size: a method, `transformers` for its own `generate`, or `inplace` without drafts, which shows
             what prompts without pads and places that are filled at once bring by themselves.
         exact, prompts: outputs equal to the oracle's, in all repeats; of so many.
-        tokens_per_s, tokens_per_s_min, tokens_per_s_max: median and range over repeats; prefill included.
+        tokens_per_s: median over repeats; prefill included.
         ratio_to_transformers: median over repeats of the ratio, within a repeat, to transformers at this batch size.
         rounds: of a run.
         tokens_per_row_round: committed.
         mean_acceptance_length: 1 + accepted drafts a row and round, those that a rollback drops included.
         grouping_rate: grouped rounds of at least two rows / rounds.
-        share_draft, share_verify, share_realign, share_prefill, share_host: of the time of all stages.
+        share_realign: of the time of all stages.
     """
 
     method: str
@@ -48,18 +47,12 @@ class DemoRow:
     exact: int
     prompts: int
     tokens_per_s: float
-    tokens_per_s_min: float
-    tokens_per_s_max: float
     ratio_to_transformers: float
     rounds: int | None = None
     tokens_per_row_round: float | None = None
     mean_acceptance_length: float | None = None
     grouping_rate: float | None = None
-    share_draft: float | None = None
-    share_verify: float | None = None
     share_realign: float | None = None
-    share_prefill: float | None = None
-    share_host: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +139,19 @@ def _engines(pair: Pair, settings: BenchSettings, batch_size: int) -> Engines:
 
 
 def _row(key: tuple[str, int], runs: Seq[_Run], plain: Seq[_Run], reference: Seq[Seq[int]]) -> DemoRow:
-    speeds = [run.tokens_per_s for run in runs]
     ratios = [run.tokens_per_s / other.tokens_per_s for run, other in zip(runs, plain, strict=True)]
     return DemoRow(
         *key,
         exact=min(compare(reference, run.outputs).exact for run in runs),
         prompts=len(reference),
-        tokens_per_s=statistics.median(speeds),
-        tokens_per_s_min=min(speeds),
-        tokens_per_s_max=max(speeds),
+        tokens_per_s=statistics.median(run.tokens_per_s for run in runs),
         ratio_to_transformers=statistics.median(ratios),
         **_rounds(runs),
     )
 
 
 def _rounds(runs: Seq[_Run]) -> dict[str, Any]:
-    """Columns of rounds: shares are medians over repeats, the rest is the same in all of them."""
+    """Columns of rounds: the share is a median over repeats, the rest is the same in all of them."""
     found = [run.stats for run in runs if run.stats]
     if not found:
         return {}
@@ -170,7 +160,7 @@ def _rounds(runs: Seq[_Run]) -> dict[str, Any]:
         "tokens_per_row_round": found[0].acceptance.tokens_per_row_round,
         "mean_acceptance_length": found[0].acceptance.mean_acceptance_length,
         "grouping_rate": found[0].grouping_rate,
-        **{f"share_{stage}": statistics.median(stats.share(stage) for stats in found) for stage in SHARES},
+        "share_realign": statistics.median(stats.share("realign") for stats in found),
     }
 
 

@@ -16,7 +16,7 @@ class BenchRow:
     """Medians over repeats. Engines without rounds (transformers' own) have 0 in the columns of a round.
 
     Attributes:
-        engine: hf_generate, hf_assisted, hf_generate_batch, autoregressive_batched, or a method, with its drafter,
+        engine: hf_generate, hf_assisted, autoregressive_batched, or a method, with its drafter,
             number of drafts or acceptance where several run; with the suffix _eager without the recorded rounds (CUDA
             graphs) that the other row of the method has.
         tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included; `record_s` and the
@@ -39,10 +39,10 @@ class BenchRow:
             graphs cannot be looked into, and in overlapped rounds, which draft for the next one, the share of realign
             and host.
         bytes_per_round, flops_per_round: that the round's forward passes cannot avoid (see `refimpl.bench.work`); per
-            run for engines without rounds; 0 for hf_generate_batch, whose passes are not seen.
+            run for engines without rounds.
         floor_ms_per_round: the least time for them at the device's rates; per run for engines without rounds.
         fraction_of_floor: floor over measured time, 1 at best.
-        peak_memory_bytes: most memory allocated at a time, weights included; None on a CPU, and for hf_generate_batch.
+        peak_memory_bytes: most memory allocated at a time, weights included; None on a CPU.
         kv_bytes: K/V pools; None for transformers' own engines.
         record_s: seconds that a run spent on recording rounds, left out of all other columns.
     """

@@ -11,7 +11,6 @@ from typing import Any
 import transformers
 
 from refimpl.bench.engines import WARM_TOKENS, Bench, Sample, busy_s_per_round, hf_generate, run_method
-from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
 from refimpl.bench.probe import measure_rates
 from refimpl.bench.rows import BenchRow, make_row
 from refimpl.bench.settings import EAGER, PLAIN_DECODING, BenchSettings, takes_graphs
@@ -23,7 +22,7 @@ from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.placement import PLACEMENTS
 from refimpl.requests import prepare
 
-PLAIN, ASSISTED, CONTINUOUS = "hf_generate", "hf_assisted", "hf_generate_batch"
+PLAIN, ASSISTED = "hf_generate", "hf_assisted"
 BATCHED = "autoregressive_batched"
 Run = Callable[[list[list[int]]], Sample]
 
@@ -170,8 +169,6 @@ class Interleaved:
         runs: dict[str, Run] = {PLAIN: lambda prompts: hf_generate(bench, prompts, size)}
         if size == 1 and self.settings.assisted:
             runs[ASSISTED] = lambda prompts: hf_generate(bench, prompts, 1, assisted=True)
-        if self.settings.generate_batch and runs_generate_batch(bench):
-            runs[CONTINUOUS] = lambda prompts: hf_generate_batch(bench, prompts, size)
         return runs
 
     def _first_method(self, size: int) -> str:

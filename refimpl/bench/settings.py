@@ -38,7 +38,6 @@ class BenchSettings:
         cuda_graphs: record rounds where a method can, and run it without as well (see `EAGER`).
         eager: do run it without as well.
         assisted: time transformers' own assisted generation, too, at batch size 1.
-        generate_batch: time transformers' own continuous batching, too, where it runs.
         options: further settings of the engine, as for `generate`.
         variants: further settings, by what is added to a method's name: each is a row of every method.
     """
@@ -54,7 +53,6 @@ class BenchSettings:
     cuda_graphs: bool = False
     eager: bool = True
     assisted: bool = True
-    generate_batch: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     variants: tuple[tuple[str, dict[str, Any]], ...] = (("", {}),)
 

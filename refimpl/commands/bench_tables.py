@@ -98,7 +98,6 @@ def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]],
         "GB/s",
         "of bandwidth",
         "bound",
-        "checks",
     ):
         table.add_column(name, justify="right")
     for row in rows:
@@ -113,7 +112,6 @@ def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]],
             f"{row['bytes_per_s'] / 1e9:.1f}",
             percent(row["fraction_of_bandwidth"]),
             row["bound"],
-            percent(row["share_checks"]),
         )
     growth = Table(title="How its time grows with the batch: exponent of a power law")
     for name in ("engine", "context", "exponent", "95 % interval", "verdict"):

@@ -73,9 +73,6 @@ class RepeatOptions:
     max_minutes: Annotated[float, option(ENGINE, "Begin no repeat after this many minutes.", min=0)] = math.inf
     eager: Annotated[bool, option(ENGINE, "Also time recorded methods without recordings.")] = True
     assisted: Annotated[bool, option(ENGINE, "Also time transformers' assisted generation, at batch size 1.")] = True
-    generate_batch: Annotated[
-        bool, option(ENGINE, "Also time transformers' continuous batching (generate_batch) where it runs.")
-    ] = False
 
 
 @command(
@@ -93,7 +90,7 @@ def bench(
     repeat: RepeatOptions,
     output: ReportOptions,
 ) -> None:
-    """Time every method against generation of transformers (plain, assisted, in continuous batches), in turn.
+    """Time every method against generation of transformers (plain, assisted), in turn.
 
     autoregressive_batched is the same engine without drafts; all of our rows run on --layers, those of transformers on
     its own. Several drafters, numbers of drafts or acceptances, separated by commas, are rows of their own. The table
@@ -141,7 +138,6 @@ def bench_settings(
         max_minutes=repeat.max_minutes,
         eager=repeat.eager,
         assisted=repeat.assisted,
-        generate_batch=repeat.generate_batch,
         options=tuple((name, value) for name, value in given.items() if name not in names),
         variants=tuple(variants(drafters, drafts, split_names(work.acceptance))),
         **{name: value for name, value in given.items() if name in names},

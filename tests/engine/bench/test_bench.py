@@ -13,9 +13,8 @@ from refimpl import InputError, Request, generate
 from refimpl.bench import BenchSettings, engines, run_bench, spread
 from refimpl.bench.engines import busy_s_per_round, hf_generate, run_method
 from refimpl.bench.forced import rate_lengths
-from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
 from refimpl.bench.probe import covered
-from refimpl.bench.run import ASSISTED, BATCHED, CONTINUOUS, PLAIN, Interleaved, make_bench
+from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork
 from refimpl.commands.bench_tables import print_bench_table
@@ -160,15 +159,6 @@ class TestBench:
             assert model.generation_config.eos_token_id == first
         finally:
             model.generation_config = before
-
-    def test_continuous_batching_of_transformers_has_a_row_where_it_runs(self, llama):
-        settings = BenchSettings((2,), ("inplace",), 3, 6, repeats=1, generate_batch=True)
-        rows = {row.engine: row for row in run_bench(llama, [[5, 6], [7, 8, 9], [4, 4]], settings).rows}
-        assert CONTINUOUS in rows
-        bench = make_bench(llama, settings)
-        batched = hf_generate_batch(bench, [[5, 6], [7, 8, 9], [4, 4]], 2)
-        assert batched.outputs == hf_generate(bench, [[5, 6], [7, 8, 9], [4, 4]], 2).outputs
-        assert not runs_generate_batch(replace(bench, target=None))
 
     def test_forced_acceptance_reaches_its_rate(self, llama):
         settings = BenchSettings((4,), ("inplace",), 3, 40, repeats=1, options=(FORCED,))
