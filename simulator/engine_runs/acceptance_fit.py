@@ -52,23 +52,6 @@ def request_counts(trace: EngineTrace) -> tuple[np.ndarray, np.ndarray]:
     return right, wrong
 
 
-def clustered_error(trace: EngineTrace) -> float:
-    """Relative standard error of the mean acceptance length, clustered by document.
-
-    Prompts of one document resemble each other, so what is summed before it is squared is a document's deviation from
-    the mean, Σ (accepted − m · row-rounds) with m the mean over all row-rounds (Liang and Zeger, 1986).
-
-    Raises:
-        InputError: all prompts come from one document.
-    """
-    counts = trace.rows.groupby(trace.documents[trace.rows["sequence"]])["accepted"].agg(["sum", "size"])
-    require(len(counts) > 1, f"{trace.path}: the error of a mean takes prompts of at least two documents")
-    mean = counts["sum"].sum() / counts["size"].sum()
-    deviations = counts["sum"] - mean * counts["size"]
-    variance = (deviations**2).sum() * len(counts) / (len(counts) - 1)
-    return float(np.sqrt(variance) / counts["size"].sum() / (1 + mean))
-
-
 def fit_iid(trace: EngineTrace) -> tuple[Spec, float]:
     """Maximum likelihood: right over compared proposals."""
     right, wrong = (int(values.sum()) for values in request_counts(trace))

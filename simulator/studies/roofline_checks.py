@@ -9,16 +9,13 @@ import pandas as pd
 
 from refimpl.core.errors import InputError
 from refimpl.core.files import write_whole
-from refimpl.core.independent import probability_of
 from simulator.service.cost import Fed
 from simulator.service.roofline import UNCERTAINTY, Machine, ModelCost, RooflineCost
 from simulator.settings.fields import Spec
 from simulator.settings.folders import PUBLISHED
 from simulator.settings.hardware import load_architecture, load_device
-from simulator.settings.plain_yaml import read_yaml
 
-CHECKS, SOURCES, ERRORS = (PUBLISHED / name for name in ("checks.csv", "sources.yaml", "check_errors.csv"))
-SPECULATIVE = PUBLISHED / "speculative.csv"
+CHECKS, ERRORS = (PUBLISHED / name for name in ("checks.csv", "check_errors.csv"))
 OUTLIER = 0.25  # relative error beyond which a row needs an explanation
 LATENT_HEADS = 128  # of the published attention passes, whose K/V are like those of their architecture
 EXPLAINED = {  # group -> what is known of its rows that are beyond
@@ -94,35 +91,8 @@ def summarize_checks(checks: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([*groups, line("all", checks["relative_error"])]).set_index("group")
 
 
-def needed_lengths() -> pd.DataFrame:
-    """Published speculative speeds at batch 1, with the tokens that a round must yield at its predicted seconds.
-
-    Columns round_s, needed_tokens, which cannot exceed the drafts + 1, and acceptance_probability: that of independent
-    drafts that would yield as many.
-    """
-    rows = pd.read_csv(SPECULATIVE)
-    rounds_s = np.array([_round_s(row) for row in rows.to_dict(orient="records")])
-    needed, drafts = rows["tokens_per_s"] * rounds_s, rows["num_speculative_tokens"]
-    probabilities = [probability_of(length, k) for length, k in zip(needed, drafts, strict=True)]
-    return rows.assign(round_s=rounds_s, needed_tokens=needed, acceptance_probability=probabilities)
-
-
-def _round_s(row: dict[str, Any]) -> float:
-    """Seconds of drafting and verifying for one row."""
-    cost = RooflineCost(
-        Spec.of("roofline", **{name: row[name] for name in ("device", "target", "draft", "dtype")}), None
-    )
-    width, k = np.array([float(row["context_tokens"])]), row["num_speculative_tokens"]
-    return float((cost.seconds("draft", 1, k, width, False) + cost.seconds("verify", 1, k + 1, width, False))[0])
-
-
 def write_checks(checks: pd.DataFrame, path: str | Path) -> None:
     """Write the rows with their errors as CSV, whole or not at all."""
     rounded = checks.assign(predicted_s=checks["predicted_s"].map("{:.5g}".format))
     rounded["relative_error"] = checks["relative_error"].map("{:.3f}".format)
     write_whole(Path(path), [rounded.to_csv(index=False, lineterminator="\n").rstrip("\n")])
-
-
-def published_sources() -> dict[str, str]:
-    """Where the numbers were published, by the name that the rows give."""
-    return read_yaml(SOURCES)

@@ -11,7 +11,7 @@ import pytest
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.errors import InputError
-from simulator.engine_runs.acceptance_fit import clustered_error, fit_all, fit_profile, request_counts
+from simulator.engine_runs.acceptance_fit import fit_all, fit_profile, request_counts
 from simulator.engine_runs.parity import check_parity
 from simulator.engine_runs.validation import FIT, read_validation, speed_cv, validate
 from simulator.runner import simulate
@@ -21,7 +21,7 @@ from simulator.service.table_cost import UNMEASURED
 from simulator.settings.calibration import available_calibrations, load_calibration
 from simulator.settings.folders import DATA, VALIDATION
 from simulator.settings.scenario import Scenario
-from simulator.settings.traces import EngineTrace, read_engine_trace
+from simulator.settings.traces import read_engine_trace
 
 TRACES = sorted(DATA.glob("*/*/*/*.ndjson.gz"))
 VALIDATED = sorted(str(path.parent.relative_to(VALIDATION)) for path in VALIDATION.glob("*/*/validation.csv"))
@@ -135,19 +135,3 @@ def test_shares_of_runs_come_with_their_interval():
     assert replace(found, table=table.assign(in_cost_band=True)).missed_studies == []
     missed = table.assign(in_cost_band=table["study"] != "masked-b3-k5")
     assert replace(found, table=missed).missed_studies == ["masked-b3-k5"]
-
-
-def test_the_error_of_a_fit_is_clustered_by_document():
-    """Copies of every prompt add no knowledge: the error stays as it was, but not if each counts for itself."""
-    trace = read_engine_trace("validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz")
-    count, apart = trace.header["num_sequences"], {k: v for k, v in trace.header.items() if k != "documents"}
-    twice = pd.concat([trace.rows, trace.rows.assign(sequence=trace.rows["sequence"] + count)])
-    header = apart | {"num_sequences": 2 * count}
-    same = [f"document {i % count}" for i in range(2 * count)]
-    alone = clustered_error(EngineTrace("run", apart, trace.rows, trace.chunks))
-    assert 0.01 < alone < 0.2
-    known = EngineTrace("run", header | {"documents": same}, twice, trace.chunks)
-    assert clustered_error(known) == pytest.approx(alone)
-    assert clustered_error(EngineTrace("run", header, twice, trace.chunks)) < 0.8 * alone
-    with pytest.raises(InputError, match="at least two documents"):
-        clustered_error(EngineTrace("run", header | {"documents": ["one"] * 2 * count}, twice, trace.chunks))

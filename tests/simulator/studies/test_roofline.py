@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from refimpl.core.errors import InputError
+from refimpl.core.independent import probability_of
 from simulator.commands.options import read_scenario
 from simulator.runner import simulate
 from simulator.service.cost import Fed
@@ -17,9 +18,11 @@ from simulator.service.roofline import LARGE_KERNEL_S, LAYERS, SMALL_KERNEL_S, R
 from simulator.service.simulation import Simulation, simulate_once
 from simulator.settings.curves import curve_cv, curve_errors
 from simulator.settings.fields import Spec
+from simulator.settings.folders import PUBLISHED
 from simulator.settings.hardware import hardware_file, load_architecture, load_device, shipped
 from simulator.settings.inputs import input_files
 from simulator.settings.kinds import COST
+from simulator.settings.plain_yaml import read_yaml
 from simulator.settings.scenario import Scenario
 from simulator.studies.published import load_constants
 from simulator.studies.roofline_checks import (
@@ -28,8 +31,6 @@ from simulator.studies.roofline_checks import (
     OUTLIER,
     attention_s,
     check_roofline,
-    needed_lengths,
-    published_sources,
     summarize_checks,
     write_checks,
 )
@@ -84,7 +85,7 @@ def test_published_numbers_are_within_15_percent_and_outliers_are_explained(chec
     assert len(checks) > 60
     assert summary.loc["all", "median"] <= 0.15
     assert set(checks.loc[checks["relative_error"].abs() > OUTLIER, "group"]) == set(EXPLAINED)
-    assert set(checks["source"]) <= set(published_sources())
+    assert set(checks["source"]) <= set(read_yaml(PUBLISHED / "sources.yaml"))
     page = " ".join((Path(__file__).parents[3] / "docs" / "scenarios.md").read_text().split())
     devices = {1: "one", 5: "five", 6: "six", 7: "seven", 8: "eight"}[checks["device"].nunique()]
     assert f"[{len(checks)} published numbers](../simulator/data/published/checks.csv) from {devices} devices" in page
@@ -110,8 +111,19 @@ def test_published_attention_on_unequal_rows_is_that_of_each_row_s_own_tokens(ch
     assert f"be {widest_s[-1] / long['measured_s'] - 1:.0%} off".replace("%", " %") in published
 
 
+def round_s(row):
+    """Predicted seconds of drafting and verifying."""
+    cost = cost_of(**{name: row[name] for name in ("device", "target", "draft", "dtype")})
+    width, k = np.array([float(row["context_tokens"])]), row["num_speculative_tokens"]
+    return float((cost.seconds("draft", 1, k, width, False) + cost.seconds("verify", 1, k + 1, width, False))[0])
+
+
 def test_published_speculative_speeds_are_possible_and_predict_each_other():
-    rows = needed_lengths()
+    """At batch 1: the tokens that a round must yield at its predicted seconds, and the acceptance that yields them."""
+    rows = pd.read_csv(PUBLISHED / "speculative.csv")
+    rows["round_s"] = [round_s(row) for row in rows.to_dict(orient="records")]
+    rows["needed_tokens"] = rows["tokens_per_s"] * rows["round_s"]
+    rows["acceptance_probability"] = list(map(probability_of, rows["needed_tokens"], rows["num_speculative_tokens"]))
     assert (rows["needed_tokens"] > 1).all()
     assert (rows["needed_tokens"] < rows["num_speculative_tokens"] + 1).all()
     assert rows["acceptance_probability"].between(0.3, 0.95).all()
