@@ -2,7 +2,6 @@
 
     python -m tools.train_tiny --out DIR              # everything, resumes from --work
     python -m tools.train_tiny --out DIR --evaluate   # measure an exported pair
-    python -m tools.train_tiny --out DIR --quick      # minutes: the same path, hardly any training
 
 Steps: corpus → tokenizer → target (a shallow stack, then grown) → draft (text, then distillation) → alignment
 of the target → draft again → export.
