@@ -20,6 +20,7 @@ from refimpl.core import kernels
 from refimpl.core.files import write_whole
 from refimpl.core.invariants import STATEMENTS
 from refimpl.faults import FAULTS
+from tools.pages import filled
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
@@ -183,11 +184,8 @@ def planted() -> str:
 
 def page(register: list[Entry]) -> str:
     """README.md with the table and the counts of today."""
-    text = README.read_text()
-    for name, content in (("register", table(register)), ("faults", faults()), ("planted", planted())):
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        text = text[: text.index(begin) + len(begin)] + f"{content}\n" + text[text.index(end) :]
-    return text
+    parts = {"register": table(register), "faults": faults(), "planted": planted()}
+    return filled(README.read_text(), "register", parts)
 
 
 def main(logs: str = "") -> int:

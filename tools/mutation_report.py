@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants import Mutant, digest
+from pages import filled
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "results" / "mutation.json"
@@ -69,11 +70,8 @@ def share_killed(data: dict[str, Any]) -> float:
 
 def as_markdown(data: dict[str, Any], reasons: dict[str, tuple[str, str]]) -> str:
     """The page, with tables of the data."""
-    text = PAGE.read_text()
-    for name, content in (("counts", _counts(data, reasons)), ("survivors", _survivors(data, reasons))):
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        text = text[: text.index(begin) + len(begin)] + content + text[text.index(end) :]
-    return text
+    parts = {"counts": _counts(data, reasons), "survivors": _survivors(data, reasons)}
+    return filled(PAGE.read_text(), "mutants", parts)
 
 
 def _counts(data: dict[str, Any], reasons: dict[str, tuple[str, str]]) -> str:

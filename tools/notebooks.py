@@ -14,6 +14,7 @@ from typing import Any
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from pages import filled
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
@@ -22,7 +23,6 @@ TIMEOUT_S = 300
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 PAIRED = {"formats": "ipynb,py:percent"}
 PICTURE, ANSWER = "image/png", "text/markdown"
-BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def names() -> list[str]:
@@ -93,18 +93,13 @@ def sentences(notebook: Any) -> list[str]:
     return [output.data["text/plain"] for output in outputs if PICTURE in output.get("data", {})]
 
 
-def tables(made: dict[str, Any]) -> dict[str, str]:
-    """The table of the README: every notebook with its answer."""
+def page(made: dict[str, Any]) -> str:
+    """The README with its table: every notebook and its answer."""
     answers = ["| question | inputs | CPU seconds | answer |", "|---|---|---:|---|"]
     for name, notebook in made.items():
         first, seconds = answer(notebook).splitlines()[0], notebook.metadata["cpu_s"]
         answers.append(f"| [{question(notebook)}]({name}.ipynb) | {inputs(notebook)} | {seconds} | {first} |")
-    return {"answers": "\n".join(answers)}
-
-
-def rendered(text: str, found: dict[str, str]) -> str:
-    """The README with its tables filled in."""
-    return BLOCK.sub(lambda block: f"{block[1]}\n{found[block[2]]}\n\n{block[3]}", text)
+    return filled(README.read_text(), "notebooks", {"answers": "\n".join(answers)})
 
 
 def cpu_s() -> float:
@@ -126,7 +121,7 @@ def main() -> None:
         notebook.metadata["cpu_s"] = round(cpu_s() - before)
         nbformat.write(notebook, FOLDER / f"{name}.ipynb")
         print(f"{name}, {notebook.metadata['cpu_s']} s: {answer(notebook).splitlines()[0]}")
-    README.write_text(rendered(README.read_text(), tables({name: read_made(name) for name in names()})))
+    README.write_text(page({name: read_made(name) for name in names()}))
 
 
 if __name__ == "__main__":

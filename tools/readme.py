@@ -6,21 +6,15 @@ columns of each.
 """
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
+from pages import filled
 from readme_bugs import BUG_TABLES
 from readme_tables import DATA_TABLES
 
 ROOT = Path(__file__).parent.parent
 TABLES = DATA_TABLES | BUG_TABLES
-BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-
-
-def render(text: str) -> str:
-    """Replace every table of a page."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match['name']]()}\n{match[3]}", text)
 
 
 def main() -> int:
@@ -29,7 +23,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="report stale pages, change nothing")
     check = parser.parse_args().check
     texts = {page: page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-    stale = {page: new for page, text in texts.items() if (new := render(text)) != text}
+    tables = {name: table() for name, table in TABLES.items()}
+    stale = {page: new for page, text in texts.items() if (new := filled(text, "table", tables)) != text}
     for page, new in stale.items():
         print(f"{page.relative_to(ROOT)} is stale" if check else f"{page.relative_to(ROOT)} rewritten")
         if not check:

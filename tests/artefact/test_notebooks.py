@@ -131,8 +131,7 @@ def test_a_notebook_runs_on_data_of_one_s_own_by_changing_one_cell(name):
 
 
 def test_the_readme_has_every_question_answer_and_figure():
-    text = tool.README.read_text()
-    assert text == tool.rendered(text, tool.tables({name: tool.read_made(name) for name in NAMES}))
+    assert tool.README.read_text() == tool.page({name: tool.read_made(name) for name in NAMES})
 
 
 def test_a_run_that_warns_is_refused():

@@ -1,0 +1,14 @@
+"""Fill pages: prose stays in Markdown, and what tools compute stands between markers."""
+
+import re
+from collections.abc import Mapping
+
+
+def filled(text: str, owner: str, parts: Mapping[str, str]) -> str:
+    """A page whose every ``<!-- owner:NAME -->`` … ``<!-- /owner -->`` has its part; white space at markers stays.
+
+    Raises:
+        KeyError: the page has a name that is not among the parts.
+    """
+    marked = re.compile(rf"(<!-- {owner}:([\w-]+) -->\s*).*?(\s*<!-- /{owner} -->)", re.DOTALL)
+    return marked.sub(lambda found: found[1] + parts[found[2]].strip() + found[3], text)
