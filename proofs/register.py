@@ -20,7 +20,7 @@ from refimpl.core import kernels
 from refimpl.core.files import write_whole
 from refimpl.core.invariants import STATEMENTS
 from refimpl.faults import FAULTS
-from tools.pages import filled
+from tools.pages import filled, markdown_table
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
@@ -123,8 +123,7 @@ def _exists(dotted: str) -> bool:
 
 def table(register: list[Entry]) -> str:
     """The register as Markdown."""
-    rows = [f"| {' | '.join(_cells(entry))} |" for entry in register]
-    return "\n".join([f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *rows])
+    return markdown_table(HEAD, [[*_cells(entry)] for entry in register], texts=HEAD)
 
 
 def _cells(entry: Entry) -> Iterator[str]:

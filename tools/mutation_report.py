@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants import Mutant, digest
-from pages import filled
+from pages import filled, markdown_table
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "results" / "mutation.json"
@@ -84,11 +84,11 @@ def _counts(data: dict[str, Any], reasons: dict[str, tuple[str, str]]) -> str:
             counts[folder] += Counter(row)
     heads = ["folder", "mutants", "survived", "equivalent"]
     shares = {name: (n["mutants"] - n["survived"]) / (n["mutants"] - n["equivalent"]) for name, n in counts.items()}
-    rows = [[name, *(n[head] for head in heads[1:]), f"{shares[name]:.1%}"] for name, n in sorted(counts.items())]
+    rows = [[name, *(str(n[head]) for head in heads[1:]), f"{shares[name]:.1%}"] for name, n in sorted(counts.items())]
     meta = data["meta"]
     libraries = ", ".join(f"{name} {version}" for name, version in meta["libraries"].items())
     told = f"\n`{meta['command']}` · {meta['device']} · {libraries} · {meta['utc_time']}\n"
-    return _table([*heads, "killed of the others"], rows) + told
+    return markdown_table([*heads, "killed of the others"], rows) + told
 
 
 def _survivors(data: dict[str, Any], reasons: dict[str, tuple[str, str]]) -> str:
@@ -100,8 +100,4 @@ def _survivors(data: dict[str, Any], reasons: dict[str, tuple[str, str]]) -> str
         for place, change, code, kind, reason in left
         if kind not in ("equivalent", "cost")
     ]
-    return _table(heads, rows)
-
-
-def _table(heads: list[str], rows: list[list[Any]]) -> str:
-    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in [heads, ["---"] * len(heads), *rows])
+    return markdown_table(heads, rows, texts=heads)

@@ -14,7 +14,7 @@ from typing import Any
 import jupytext
 import nbformat
 from nbclient import NotebookClient
-from pages import filled
+from pages import filled, markdown_table
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
@@ -95,11 +95,12 @@ def sentences(notebook: Any) -> list[str]:
 
 def page(made: dict[str, Any]) -> str:
     """The README with its table: every notebook and its answer."""
-    answers = ["| question | inputs | CPU seconds | answer |", "|---|---|---:|---|"]
-    for name, notebook in made.items():
-        first, seconds = answer(notebook).splitlines()[0], notebook.metadata["cpu_s"]
-        answers.append(f"| [{question(notebook)}]({name}.ipynb) | {inputs(notebook)} | {seconds} | {first} |")
-    return filled(README.read_text(), "notebooks", {"answers": "\n".join(answers)})
+    lines = [
+        (f"[{question(each)}]({name}.ipynb)", inputs(each), str(each.metadata["cpu_s"]), answer(each).splitlines()[0])
+        for name, each in made.items()
+    ]
+    table = markdown_table(("question", "inputs", "CPU seconds", "answer"), lines, texts=("inputs", "answer"))
+    return filled(README.read_text(), "notebooks", {"answers": table})
 
 
 def cpu_s() -> float:

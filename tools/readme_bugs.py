@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from readme_tables import ROOT, markdown_table
+from pages import markdown_table
+from readme_tables import ROOT
 
 from refimpl.core.invariants import STATEMENTS
 from refimpl.faults.detection import DETECTORS

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from pages import markdown_table
 
 from refimpl.bench.demo import NO_DRAFTS, PLAIN
 from simulator.engine_runs.validation import read_validation
@@ -56,12 +57,6 @@ FORMAT = Scaled().vformat
 def shown(cell: Cell, row: Row) -> str:
     """A cell of a row."""
     return FORMAT(cell, (), row) if isinstance(cell, str) else cell(row)
-
-
-def markdown_table(headings: Sequence[str], lines: Iterable[Sequence[str]], texts: Sequence[str] = ()) -> str:
-    """A table whose first column is flush left, and those named in `texts`; the others are flush right."""
-    rule = ["---" if at == 0 or head in texts else "---:" for at, head in enumerate(headings)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [headings, rule, *lines])
 
 
 def tabulate(rows: Iterable[Row], columns: dict[str, Cell], texts: Sequence[str] = ()) -> str:
