@@ -1,4 +1,4 @@
-"""Make docs/models.md and docs/results/models.md: which models are supported, how, and why the others are not.
+"""Fill docs/models.md and docs/results/models.md: which models are supported, how, and why the others are not.
 
     python tools/models_table.py [--check]
 
@@ -14,63 +14,11 @@ from pathlib import Path
 
 import transformers
 from model_families import FAMILIES, IN_NO_RELEASE, Family, Verdict, judge
+from pages import filled, markdown_table
 
 ROOT = Path(__file__).parent.parent
 PAGE, FULL_PAGE = ROOT / "docs" / "models.md", ROOT / "docs" / "results" / "models.md"
-HEAD = """\
-# Models
-
-What a model declares and does decides whether it is supported, not its name; a model that is not is rejected when the
-pair is made, with the reason. Both tables come from `python tools/models_table.py` (transformers {version}), which
-builds tiny models with random weights. In float64, tests compare their tokens with transformers' `generate` at batch 1,
-with ragged prompts that outgrow every window, under drafts that are right, wrong, ragged and missing.
-
-## What people run
-
-| model | its layers | here |
-|---|---|---|
-{rows}
-
-- *packed*: rows are fed without pads; *rectangles*: short rows are padded.
-
-## How it works
-
-- **Windows and chunks** are one more bound on positions in a layer's mask. Where every layer of target and draft has
-  one (Mistral 7B 0.1, Phi 3, StarCoder 2), rows of `paged` give back the blocks that no later query sees, in each of
-  their rounds and chunks (INV-26). All layers share one block table, so beside a layer with full attention (Gemma 3,
-  GPT-OSS) a row keeps all of its blocks, as it keeps all of its K/V in other layouts. To enter, also after preemption,
-  a row needs blocks for all of its text.
-- **ALiBi** (Bloom, Falcon) counts the keys that a row sees, not columns.
-- **Softcaps and sinks**, which PyTorch's SDPA does not compute, are left to the function in the model's own file.
-- **Layers of several widths** (Gemma 4) are stored as wide as the widest; layers that read the K/V of others store
-  nothing.
-- **MTP layers** in a checkpoint draft for it with `drafter="head"` ([which](engine.md#draft-heads)).
-- **Recurrent states**, of targets and drafts: in a verify pass, attention, MLP and experts take in all tokens of a row
-  at once and recurrent layers one after the other. The state behind each token of a round is kept until the round is
-  decided; the row then keeps the one behind its last committed token (INV-24): nothing is rolled back, and pads never
-  enter a state. It costs k+1 reads of the recurrent layers' weights a pass and k+2 states of a row during it, which
-  `memory-plan` and the [simulator](scenarios.md#a-gpu-that-you-do-not-own) count. Prompts are cached one row at a time
-  (token by token where layers begin anew in a pass of several, as Mamba 1 does in transformers), and a recurrent draft
-  runs one pass more a round. Prefix sharing is off, as a shared block holds no state to go on from; `shape_stable` and
-  recorded rounds are refused.
-
-## What is refused
-
-- encoder-decoder models, and recurrent ones with a cache of their own (RWKV, xLSTM)
-- attention that chooses keys by their values (DeepSeek V3.2, GLM 5), or is biased by a key's column (MPT)
-- models that compute with the length of the cache, count positions by themselves or ignore a 4-D mask
-
-[All {total} configurations](results/models.md) of transformers' causal families: {accepted} are supported. `load_pair`
-takes a causal class, or the class in a checkpoint's `architectures` where transformers has none for its configuration.
-"""
-FULL_HEAD = """\
-# All configurations
-
-Made by `python tools/models_table.py` with transformers {version}: of {total} tiny configurations with random
-weights, {accepted} are supported ([what that means](../models.md)). Where a family is listed more than once, a remark
-says which settings published checkpoints have; {unreleased} supported configurations are in no release. In float64,
-experts run one by one.
-"""
+COLUMNS = ("model", "its layers", "here")
 PEOPLE = [  # model, family of tools/model_families.py, its layers
     ("Llama 3, SmolLM 3", "llama", "full attention"),
     ("Qwen 2.5, Qwen 3", "qwen3", "full attention"),
@@ -101,6 +49,7 @@ PEOPLE = [  # model, family of tools/model_families.py, its layers
     ("Mamba 2", "mamba2", "Mamba 2"),
 ]
 PARTS = {"## Supported": True, "## Rejected": False}
+COUNTS = ("transformers", "configurations", "supported", "supported, in no release")
 SAME = "no remark"
 
 
@@ -130,15 +79,19 @@ def pages() -> dict[Path, str]:
     """Both pages as they should be."""
     verdicts = {family.name: (family, judge(family)) for family in sorted(FAMILIES, key=lambda family: family.name)}
     accepted = [family for family, verdict in verdicts.values() if verdict.pair is not None]
-    numbers = {
-        "version": transformers.__version__,
-        "accepted": len(accepted),
-        "total": len(verdicts),
-        "unreleased": sum(family.release == IN_NO_RELEASE for family in accepted),
-    }
-    rows = "\n".join(f"| {name} | {layers} | {outcome(verdicts[family][1])} |" for name, family, layers in PEOPLE)
+    unreleased = sum(family.release == IN_NO_RELEASE for family in accepted)
     places = {name: place(*verdict) for name, verdict in verdicts.items()}
-    return {PAGE: HEAD.format(rows=rows, **numbers), FULL_PAGE: FULL_HEAD.format(**numbers) + lists(places)}
+    people = [(name, layers, outcome(verdicts[family][1])) for name, family, layers in PEOPLE]
+    total, supported = str(len(verdicts)), str(len(accepted))
+    parts = {
+        "people": markdown_table(COLUMNS, people, texts=COLUMNS),
+        "total": total,
+        "supported": supported,
+        "counts": markdown_table(COUNTS, [(transformers.__version__, total, supported, str(unreleased))]),
+        "list-supported": listed(places, "## Supported"),
+        "list-rejected": listed(places, "## Rejected"),
+    }
+    return {path: filled(path.read_text(encoding="utf-8"), "models", parts) for path in (PAGE, FULL_PAGE)}
 
 
 def outcome(verdict: Verdict) -> str:
@@ -148,18 +101,14 @@ def outcome(verdict: Verdict) -> str:
     return "packed" if verdict.pair.target.forward_packed else "rectangles"
 
 
-def lists(places: dict[str, str]) -> str:
-    """Families by heading and remark, the longest list first."""
+def listed(places: dict[str, str], heading: str) -> str:
+    """Families under a heading by remark, the longest list first."""
     groups: dict[str, list[str]] = {}
     for name, where in places.items():
-        groups.setdefault(where, []).append(name)
-    text = ""
-    for heading in PARTS:
-        text += f"\n{heading}\n\n"
-        found = {where: names for where, names in groups.items() if where.startswith(heading)}
-        for where, names in sorted(found.items(), key=lambda item: -len(item[1])):
-            text += f"- **{where.removeprefix(f'{heading}: ')}**: {' · '.join(names)}\n"
-    return text
+        if where.startswith(heading):
+            groups.setdefault(where.removeprefix(f"{heading}: "), []).append(name)
+    longest_first = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return "\n".join(f"- **{text}**: {' · '.join(names)}" for text, names in longest_first)
 
 
 def main() -> int:

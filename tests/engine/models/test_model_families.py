@@ -22,7 +22,7 @@ EVERY_DAY = (
     "granitemoehybrid, attention only", "gemma4_text, heads of two widths", "olmo_hybrid",
 )  # fmt: skip
 NUM_NEW = 15
-VERSION = f"with transformers {transformers.__version__}:"
+VERSION = f"\n| {transformers.__version__} | "
 
 
 def some_of(names):
