@@ -10,6 +10,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from pages import filled, markdown_table
+
 from refimpl.core.config import DecodeConfig, SamplingConfig
 from refimpl.core.declared import Range, hints_of
 from refimpl.core.engine_settings import EngineSettings
@@ -17,6 +19,8 @@ from refimpl.core.processing import Processing
 from simulator.settings.parts import Engine
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "settings.md"
+COLUMNS = ("setting", "default", "values", "what it sets")
 OF_RUN = ("method", "batch_size")  # which `verify` has lists of
 HEAD = '''"""The keyword settings of `generate`, `stream` and `verify`, written by tools/settings.py.
 
@@ -71,15 +75,15 @@ def keywords() -> Iterator[str]:
         yield from (f"    {f.name}: {source_of(hints[f.name])}" for f in fields(settings) if f.name not in OF_RUN)
 
 
-def rows(settings: Any, leave_out: Collection[str] = ()) -> Iterator[str]:
-    """Lines of a table with the declared settings of a dataclass."""
-    yield "| setting | default | values | what it sets |"
-    yield "| --- | --- | --- | --- |"
+def table(settings: Any, leave_out: Collection[str] = ()) -> str:
+    """The declared settings of a dataclass."""
     hints = hints_of(settings)
-    for item in fields(settings):
-        if "help" in item.metadata and item.name not in leave_out and hints[item.name] is not SamplingConfig:
-            facts = shown_default(item), values_of(item, hints[item.name]), item.metadata["help"]
-            yield f"| `{item.name}` | {' | '.join(facts)} |"
+    lines = [
+        (f"`{item.name}`", shown_default(item), values_of(item, hints[item.name]), item.metadata["help"])
+        for item in fields(settings)
+        if "help" in item.metadata and item.name not in leave_out and hints[item.name] is not SamplingConfig
+    ]
+    return markdown_table(COLUMNS, lines, texts=COLUMNS)
 
 
 def shown_default(item: Any) -> str:
@@ -97,56 +101,22 @@ def values_of(item: Any, hint: Any) -> str:
     return ", ".join(f"`{choice}`" for choice in choices) or source_of(hint).replace(" | None", "").replace("|", "\\|")
 
 
-PAGE = """# Settings
-
-Written by `python tools/settings.py` from the declarations. A setting of a run is a keyword of `refimpl.generate`,
-`stream` and `verify`, and a field of `DecodeConfig`. On the command line it has an option of its own (`--batch-size 4`)
-or is given by `--set`, which takes JSON values: `--set block_size=32`, `-s stop_token_ids=[1,2]`.
-
-## Of engine and simulator
-
-In a scenario these stand in the part `engine`.
-
-{shared}
-
-## Of the engine alone
-
-{engine}
-
-Of sampling:
-
-{sampling}
-
-## Of one request
-
-Fields of `Request`, besides the settings above that it can replace.
-
-{request}
-
-## Of the simulator's engine alone
-
-{simulator}
-
-The other parts of a scenario are described in [scenarios](scenarios.md).
-"""
-
-
 def page() -> str:
     """The page of all settings."""
     shared = {item.name for item in fields(EngineSettings)}
     tables = {
-        "shared": rows(EngineSettings),
-        "engine": rows(DecodeConfig, shared),
-        "sampling": rows(SamplingConfig),
-        "request": rows(Processing),
-        "simulator": rows(Engine, shared),
+        "shared": table(EngineSettings),
+        "engine": table(DecodeConfig, shared),
+        "sampling": table(SamplingConfig),
+        "request": table(Processing),
+        "simulator": table(Engine, shared),
     }
-    return PAGE.format(**{name: "\n".join(lines) for name, lines in tables.items()})
+    return filled(PAGE.read_text(), "settings", tables)
 
 
 FILES = {
     ROOT / "refimpl" / "core" / "keywords.py": lambda: HEAD + "\n".join(keywords()) + "\n" + TAIL,
-    ROOT / "docs" / "settings.md": page,
+    PAGE: page,
 }
 
 if __name__ == "__main__":

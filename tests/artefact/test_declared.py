@@ -1,6 +1,6 @@
 """A setting is declared once: what follows from its declaration is fresh."""
 
-import importlib.util
+import importlib
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,16 +13,9 @@ from simulator.settings.parts import Engine
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("settings", ROOT / "tools" / "settings.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_what_follows_from_the_declarations_is_fresh(tool):
-    for path, text in tool.FILES.items():
+def test_what_follows_from_the_declarations_is_fresh(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    for path, text in importlib.import_module("settings").FILES.items():
         assert path.read_text() == text(), "run python tools/settings.py"
 
 
