@@ -14,7 +14,6 @@ from refimpl.core.stats import AcceptanceCollapseWarning
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
-from refimpl.pairs.random_pairs import LEARNED_POSITIONS, random_pair
 
 SERVED = ("batch_size", "num_speculative_tokens", "max_new_tokens", "stop_token_ids", "temperature", "seed")
 
@@ -86,8 +85,3 @@ def method(name: str = "inplace") -> MethodEngine:
 def rejection(name: str = "inplace") -> MethodEngine:
     """Test one of our methods on the integer model, sampling under the rejection rule."""
     return MethodEngine(name, unrelated_pair(), checks="device", law_rule="rejection")
-
-
-def method_on_learned_positions(name: str = "inplace") -> MethodEngine:
-    """Test one of our methods on a tiny random pair with learned positions, where a constant shift shows."""
-    return MethodEngine(name, random_pair(LEARNED_POSITIONS[0]), checks="device")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
-from refimpl.models.block_cache import call_with_cache
 from tools.train_tiny.corpus import windows
+from tools.train_tiny.head import walk
 from tools.train_tiny.models import build, logits_of
 from tools.train_tiny.settings import Config
 
@@ -31,22 +31,11 @@ def label(target: Qwen3ForCausalLM, ids: Tensor, greedy_from: int, top: int) -> 
     return Block(ids.short(), top_ids.short(), logp.half(), greedy_from)
 
 
-@torch.no_grad()
-def continue_greedily(target: Qwen3ForCausalLM, prompts: Tensor, new_tokens: int) -> Tensor:
-    """Prompts with the target's greedy continuation; does not stop at stop tokens.  # [batch, time]"""
-    cache, ids = DynamicCache(config=target.config), prompts
-    for step in range(new_tokens):
-        fresh = ids if step == 0 else ids[:, -1:]
-        logits = call_with_cache(target, cache, input_ids=fresh, logits_to_keep=1).logits
-        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-    return ids
-
-
 def greedy_block(config: Config, target: Qwen3ForCausalLM, train: Tensor, number: int) -> Block:
     """Labelled greedy continuations of training prompts; the lengths take turns."""
     length = config.greedy_prompt_lens[number % len(config.greedy_prompt_lens)]
     prompts = windows(train, config.greedy_batch, length, config.seed, -2, number)[:, :length]
-    ids = continue_greedily(target, prompts, config.greedy_new_tokens)[:, :-1]
+    ids = walk(target, prompts, config.greedy_new_tokens).ids[:, :-1]
     return label(target, ids, length - 1, config.teacher_top)
 
 
