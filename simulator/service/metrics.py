@@ -258,9 +258,9 @@ def _economy(simulation: Simulation, paid: Paid, tokens_per_s: float) -> dict[st
 
 
 def devices_of(engine: Engine, cost: CostModel) -> int:
-    """Devices of one replica: those of the target, and one more for a draft that runs beside it."""
-    beside = engine.execution == "overlapped" and engine.contention < 1 and engine.num_speculative_tokens > 0
-    return cost.num_devices + beside
+    """Devices of one replica: those of the target, and one more for what draws drafts beside it."""
+    draws = engine.num_speculative_tokens > 0 and engine.drafting.draws is not None
+    return cost.num_devices + (engine.execution == "overlapped" and engine.contention < 1 and draws)
 
 
 def _latencies(requests: Columns, done: Columns) -> dict[str, float]:

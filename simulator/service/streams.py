@@ -50,7 +50,7 @@ class Streams:
         """Uniform numbers of requests start … stop-1 ``[stop - start]``."""
         first, last = start // REQUEST_BLOCK, -(-stop // REQUEST_BLOCK)
         blocks = [self.generator(purpose, block).random(REQUEST_BLOCK) for block in range(first, last)]
-        return np.concatenate(blocks)[start - first * REQUEST_BLOCK : stop - first * REQUEST_BLOCK]
+        return np.concatenate([np.empty(0), *blocks])[start - first * REQUEST_BLOCK : stop - first * REQUEST_BLOCK]
 
     def tile(self, purpose: Purpose, block: int, number: int) -> np.ndarray:
         """Uniform numbers of a block of requests at positions number · TILE_POSITIONS, …

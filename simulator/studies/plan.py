@@ -25,6 +25,7 @@ from simulator.service.streams import TILE_REQUESTS, Streams
 from simulator.service.workload import RequestSource
 from simulator.settings.fields import COUNT, POSITIVE, SHARE
 from simulator.settings.hardware import load_device
+from simulator.settings.kinds import LOOKUP
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.studies.capacity import Trials, fewest, require_a_rate_and_a_limit
 
@@ -268,11 +269,22 @@ class Coarse:
         lengths = [source.lengths(index) for index in indices.tolist()]
         self.prompt, output = (np.array([(prompt, min(out, budget)) for prompt, out, budget in lengths])).T
         rates = acceptance_of(scenario, streams).rates(0)
-        self.per_round = np.array([tokens_per_round(rate, self.k) for rate in rates])
+        self.per_round = np.array([self._tokens_per_round(rate) for rate in rates])
         self.rounds, self.width = output / self.per_round, int((self.prompt + output / 2).mean())
         classes = source.classes(indices)
         self.per_token_s = limits_of(scenario, "slo_per_token_s", classes)
         self.first_token_s = limits_of(scenario, "slo_first_token_s", classes)
+
+    def _tokens_per_round(self, rate: float) -> float:
+        """Of a request whose drawn drafts are right at a rate; a lookup finds tokens in a share of the rounds."""
+        drafting, lookup = self.scenario.engine.drafting, self.scenario.lookup
+        if drafting.lookup is None or lookup.kind == "trace":  # a run's own acceptance says what was right of both
+            return tokens_per_round(rate, self.k)
+        values = lookup.resolved(LOOKUP)
+        most, probability = min(self.k, values["most_tokens"] or self.k), values["probability"]
+        drawn, drawn_behind = (tokens_per_round(rate, n) if drafting.draws else 1.0 for n in (self.k, self.k - most))
+        found = tokens_per_round(probability, most) + probability**most * (drawn_behind - 1)
+        return float(values["found"] * found + (1 - values["found"]) * drawn)
 
     @property
     def rate_per_s(self) -> float:
@@ -286,7 +298,7 @@ class Coarse:
     def _rate(self, rows: int) -> float:
         """Of as many rows all the time; prompts between the rounds make these longer."""
         cost, k = self.cost, self.k
-        draft_s = cost.point("draft", rows, k, self.width) if k else 0.0
+        draft_s = cost.point("draft", rows, k, self.width) if k and self.scenario.engine.drafting.uses_draft else 0.0
         round_s = draft_s + cost.point("verify", rows, k + 1, self.width) + cost.point("host", rows, k + 1)
         prefill_s = self._prefill_s(rows)
         request_s = self.rounds.mean() * round_s / rows + prefill_s

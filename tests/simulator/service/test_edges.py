@@ -171,3 +171,25 @@ def test_a_replica_has_room_for_its_own_requests():
     of_replicas = blocks.groupby(requests["replica"]).sum()
     assert len(of_replicas) == 2
     assert found["kv_allocated_bytes"] == 16 * (of_replicas.max() + 1)
+
+
+def test_a_class_of_which_nothing_has_finished_has_no_latencies():
+    """Whether it sends no request, or none has finished when the clock stops."""
+    classes = [{"name": "chat"}, {"name": "rare", "share": 1e-6}]
+    few = {"study": {"kind": "offline", "num_requests": 20}, "workload.classes": classes}
+    early = {"study.duration_s": 1, "workload.classes": classes}
+    for changes, completed in ((few, 20), (early, 0)):
+        found = simulate(RUSH.but(changes), 2)
+        assert found["completed"] == completed
+        assert found["goodput_per_s.rare"] == 0
+
+
+def test_a_lookup_needs_no_second_device():
+    """What is drawn beside the target's passes does, be it by a model or a head."""
+    engine = {"execution": "overlapped", "num_speculative_tokens": 3}
+    priced = Scenario(
+        study={"kind": "offline", "num_requests": 8}, engine=engine, service={"cost_per_hour": 3.6, "watts": 100}
+    )
+    for drafter, devices in (("ngram", 1), ("model", 2), ("hybrid", 2)):
+        found = simulate(priced.but({"engine.drafter": drafter}), 1)
+        assert found["tokens_per_joule"] == pytest.approx(found["tokens_per_s"] / (100 * devices))

@@ -93,11 +93,14 @@ def test_the_coarse_model_leaves_out_what_would_not_win(plan):
     assert f"not simulated: {len(few.left_out)}, which cost at least" in " ".join(few.reasons())
 
 
-@pytest.mark.parametrize(("rows", "drafts"), [(8, 0), (16, 3)])
-def test_the_coarse_model_is_near_what_is_simulated(rows, drafts):
+LOOKED_UP = {"engine.drafter": "ngram", "cost.draft": "", "lookup.found": 0.4, "lookup.probability": 0.6}
+
+
+@pytest.mark.parametrize(("rows", "drafts", "changes"), [(8, 0, {}), (16, 3, {}), (16, 4, LOOKED_UP)])
+def test_the_coarse_model_is_near_what_is_simulated(rows, drafts, changes):
     """Which orders the choices, and from which the search for the fewest replicas starts."""
     axes = {"method": ("paged+fifo",), "batch_size": (rows,), "num_speculative_tokens": (drafts,)}
-    choice = find_plan(SERVICE, {"h100": 1.0}, KEPT, axes=axes, replications=1).fleets[0].choice
+    choice = find_plan(SERVICE.but(changes), {"h100": 1.0}, KEPT, axes=axes, replications=1).fleets[0].choice
     searched = find_capacity(choice.scenario.but({"study.num_requests": 400}), KEPT, tolerance=0.1, replications=1)
     assert choice.rate_per_s == pytest.approx(searched.rate_per_s, rel=0.25)
 
