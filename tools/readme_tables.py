@@ -662,12 +662,6 @@ DATA_TABLES: dict[str, Callable[[], str]] = {
     "anatomy": anatomy,
     "gpu": gpu,
     "crossing": crossing,
-    "time-model": of_rows(
-        "time-model",
-        {"points": "{points}", "number": "{count}",
-         "by launches: median": "{by_launches[median]:.0%}", "by launches: worst": "{by_launches[worst]:.0%}",
-         "eight kernels: median": "{eight[median]:.0%}", "eight kernels: worst": "{eight[worst]:.0%}"},
-    ),
     "drafters": drafters,
     "budgets-h100": of_cells("budgets-h100", "requests/s", simulated_budgets),
     "budgets-cpu": of_cells("budgets-cpu", "rows", measured_budgets),
