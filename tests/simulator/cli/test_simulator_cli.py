@@ -139,21 +139,14 @@ def test_trace_is_a_chrome_trace(capsys, path, tmp_path):
     assert all(start["ts"] >= end - 1e-3 for start, end in zip(phases[1:], ends, strict=False))
 
 
-def test_speed_is_told_beside_that_of_simpy(monkeypatch):
+def test_speed_is_told_beside_that_of_simpy_and_a_fleet_is_measured_by_the_command(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tools"))
     tool = importlib.import_module("simulator_speed")
     assert tool.rounds_per_s(64, 1) > 0
-    monkeypatch.setattr(tool, "rounds_per_s", lambda window, *_: 500.0)
-    monkeypatch.setattr(tool, "timeouts_per_s", lambda _: 20_000.0)
-    found = tool.report(1)
-    assert found["ratio"] == {"64": 0.025, "1024": 0.025, "4096": 0.025}
-    assert {"command", "commit", "libraries", "utc_time"} <= set(found["environment"])
-
-
-def test_a_fleet_is_measured_by_the_command(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tools"))
-    tool = importlib.import_module("simulator_fleet")
-    found = tool.measure(requests=20)
+    monkeypatch.setattr(tool, "rounds_per_s", lambda window: 500.0)
+    monkeypatch.setattr(tool, "timeouts_per_s", lambda: 20_000.0)
+    assert tool.rounds()["ratio"] == {"64": 0.025, "1024": 0.025, "4096": 0.025}
+    found = tool.fleet(requests=20)
     assert found["requests"] == 20
     assert min(found["rows"], found["rounds"]) > 20
     assert found["peak_gib"] > 0.1  # no bound above: a child begins with the peak of the tests that start it
