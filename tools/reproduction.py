@@ -17,9 +17,7 @@ from reproduction_forensics import measure
 
 from refimpl.core import provenance
 from simulator.runner import Results, simulate
-from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
-from simulator.studies.crossing import DEVICES, find_crossings
 from simulator.studies.explanation import explain
 from simulator.studies.published import (
     OLDEST_FIRST,
@@ -35,12 +33,8 @@ from simulator.studies.targets import read_targets
 
 Lines = list[dict[str, Any]]
 DATA = Path(__file__).parent.parent / "docs" / "reproduction.json"
-COUNTS = {"figures and behaviours": 40, "captions": 10, "all 480 prompts and arrivals": 6, "crossings": 20}
-REPLICATIONS, CAPTION_REPLICATIONS, _, DRAWS = COUNTS.values()
-PAIRS = (  # whose crossings the page shows
-    ({"target": "qwen3-8b", "draft": "qwen3-0.6b", "dtype": "bfloat16"}, DEVICES),
-    ({"target": "llama-3-70b", "draft": "llama-3-1b", "dtype": "float8"}, ("h200", "b200", "mi300x")),
-)
+COUNTS = {"figures and behaviours": 40, "captions": 10, "all 480 prompts and arrivals": 6}
+REPLICATIONS, CAPTION_REPLICATIONS, _ = COUNTS.values()
 OUTPUTS: dict[str, dict[str, Any]] = {  # lengths of the captions' outputs -> settings
     "50 tokens, the whole budget": {"workload.output_tokens": {"kind": "fixed", "tokens": 50}},
     "50 tokens, and a pad is the end": {
@@ -94,12 +88,6 @@ def online(constants: Any) -> Iterator[dict[str, Any]]:
         yield {"batch_size": size, "rate_per_s": rate, "scheduler": name} | metrics
 
 
-def crossings(constants: Any) -> Iterator[dict[str, Any]]:
-    """Where drafts stop paying."""
-    for cost, devices in PAIRS:
-        yield from ({**cost, **asdict(one)} for one in find_crossings(cost, devices, DEFAULT_PROBABILITY, DRAWS))
-
-
 STUDIES: dict[str, Callable[[Any], Any]] = {  # part of the data -> what makes it from the constants
     "rows": lambda constants: [
         row.as_mapping() for row in Reproduction(read_targets(), REPLICATIONS, constants).rows()
@@ -109,8 +97,6 @@ STUDIES: dict[str, Callable[[Any], Any]] = {  # part of the data -> what makes i
     "throughput": lambda constants: [*throughput(constants)],
     "online": lambda constants: [*online(constants)],
     "forensics": lambda constants: measure(),
-    "acceptance_probability": lambda constants: DEFAULT_PROBABILITY,
-    "crossings": lambda constants: [*crossings(constants)],
     "checks": lambda constants: summarize_checks(check_roofline()).reset_index().to_dict(orient="records"),
 }
 

@@ -2,20 +2,17 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from refimpl.viz.style import BLUE, GREY, ORANGE, Picture, captioned, draw_heat_map, new_axes, panels, series_styles
-from simulator.studies.crossing import BATCH_SIZES
+from refimpl.viz.style import BLUE, GREY, ORANGE, Picture, captioned, new_axes, series_styles
 
 DOCS = Path(__file__).parent.parent / "docs"
 DPI = 120
 KEY = "Description"  # of the PNG's texts
-PAIR = ("target", "draft", "dtype")  # what a panel of the crossings is of
 SHARES = {"prefill_percent": "prefill", "align_percent": "realign"}  # in percent of a round -> stage
 
 
@@ -67,45 +64,9 @@ def figure_throughput(data: dict[str, Any]) -> Picture:
     )
 
 
-def figure_crossing(data: dict[str, Any]) -> Picture:
-    """The largest batch at which five drafts pay, by device and context, a panel for each pair."""
-    pairs = list(dict.fromkeys(tuple(line[name] for name in PAIR) for line in data["crossings"]))
-    for axes, pair in zip(drawn := panels(len(pairs), 6.0, 2.6), pairs, strict=True):
-        lines = [line for line in data["crossings"] if tuple(line[name] for name in PAIR) == pair]
-        devices, contexts = (list(dict.fromkeys(line[name] for line in lines)) for name in ("device", "context_tokens"))
-        values = [[math.log2(1 + at["batch_size"]) for at in lines if at["device"] == device] for device in devices]
-        draw_heat_map(axes, values, contexts, devices, numbers="", vmin=0, vmax=9)
-        for at in lines:
-            place = contexts.index(at["context_tokens"]), devices.index(at["device"])
-            text = f"{at['batch_size']}{'*' if is_full(at) else ''}"
-            color = "black" if at["batch_size"] > 30 else "white"
-            axes.text(*place, text, ha="center", va="center", fontsize=8, color=color)
-        axes.set_title(f"{pair[0]}, drafts from {pair[1]}, weights in {pair[2]}", fontsize=9)
-        axes.set_xlabel("context of each row (tokens)")
-    return captioned(drawn[0], crossing_sentence(data))
-
-
-def is_full(line: dict[str, Any]) -> bool:
-    """Whether the memory ends before drafts stop paying."""
-    larger = [size for size in BATCH_SIZES if line["batch_size"] < size <= line["fits"]]
-    return not larger
-
-
-def crossing_sentence(data: dict[str, Any]) -> str:
-    """What the map says of the first pair at the shortest context."""
-    first = data["crossings"][0]
-    same = [line for line in data["crossings"] if line["target"] == first["target"]]
-    sizes = [line["batch_size"] for line in same if line["context_tokens"] == first["context_tokens"]]
-    return (
-        f"Largest batch at which five drafts pay: {min(sizes)} to {max(sizes)} rows of {first['context_tokens']} "
-        "tokens with a 0.6B draft for 8B, more for 70B (* the memory ends first)"
-    )
-
-
 FIGURES: dict[str, Callable[[dict[str, Any]], Picture]] = {
     "reproduction-waterfall.png": figure_waterfall,
     "reproduction-throughput.png": figure_throughput,
-    "reproduction-crossing.png": figure_crossing,
 }
 
 

@@ -81,20 +81,6 @@ def test_sentences_say_what_the_data_say():
     assert "The remaining 3 figures, of larger batches, do not." in readme
 
 
-def test_the_memory_of_llama_ends_where_the_page_says(tool):
-    full = {
-        tokens: all(tool.figures.is_full(line) for line in DATA["crossings"] if wanted(line, tokens))
-        for tokens in (256, 1024, 4096, 16384)
-    }
-    assert f"from {min(t for t in full if all(full[s] for s in full if s >= t))} tokens on the memory ends" in text(
-        DOCS / "reproduction.md"
-    )
-
-
-def wanted(line, tokens):
-    return (line["target"], line["context_tokens"]) == ("llama-3-70b", tokens)
-
-
 def test_figures_are_fresh_and_what_is_stale_is_seen(tool, monkeypatch, tmp_path):
     assert tool.main(["--check"]) == 0
     assert all(f"]({name})" in (DOCS / "reproduction.md").read_text() for name in tool.figures.FIGURES)
