@@ -111,7 +111,8 @@ def assemble(
         InputError: the K/V cannot fit, or rounds cannot be recorded; nothing is allocated then.
     """
     checker, timer = Checker(config.check_level(pair.device.type)), StageTimer(pair.device)
-    _require_possible(pair, config, checker, is_enumeration=source is not None)
+    uses_draft, is_enumeration = run_limits.uses_draft, source is not None
+    _require_possible(pair, config, checker, uses_draft=uses_draft, is_enumeration=is_enumeration)
     size = _pool_size(pair, run_limits, config, window_size)
     budget = make_budget(config.drafting)
     if checker.covers("device"):
@@ -222,21 +223,22 @@ def bias(config: DecodeConfig) -> str:
     return ""
 
 
-def _require_possible(pair: Pair, config: DecodeConfig, checker: Checker, *, is_enumeration: bool) -> None:
+def _require_possible(
+    pair: Pair, config: DecodeConfig, checker: Checker, *, uses_draft: bool, is_enumeration: bool
+) -> None:
     """Refuse biased runs, but for an enumeration, which may run one to see the bias, and what a model cannot do."""
     if not is_enumeration and (reason := bias(config)):
         raise InputError(reason)
     pair.require_fixed_shapes(config.shape_stable)
-    stateful = any(model.kv_shape.states for model in pair.models())
     if config.shape_stable:
-        pair.require_steady_target()
-        require(not stateful, f"shape_stable: {pair.name} keeps recurrent states, which prompts of any length enter")
+        pair.require_steady(with_draft=uses_draft)
     if not config.cuda_graphs:
         return
     if checker.covers("device"):
         raise InputError(f"recorded rounds cannot be checked at level {checker.level}: choose host or off")
-    if not all(model.recordable for model in pair.models()):
-        waits = "its states wait for lengths" if stateful else "its RoPE waits for the longest row in every pass"
+    if waiting := [model for model in pair.models(uses_draft) if not model.recordable]:
+        states = waiting[0].kv_shape.states
+        waits = "its states wait for lengths" if states else "its RoPE waits for the longest row in every pass"
         raise InputError(f"{pair.name} cannot be recorded: {waits}")
 
 

@@ -333,8 +333,13 @@ class Pair:
             "tokens would depend on the batch: use shape_stable",
         )
 
-    def require_steady_target(self) -> None:
-        """Raise InputError if passes of one shape do not fix the bits of the target's numbers."""
+    def require_steady(self, with_draft: bool) -> None:
+        """Raise InputError unless passes can have one shape, and it fixes the bits of the target's numbers.
+
+        `with_draft` says whether the draft runs.
+        """
+        stateful = any(model.kv_shape.states for model in self.models(with_draft))
+        require(not stateful, f"shape_stable: {self.name} keeps recurrent states, which prompts of any length enter")
         if self.target.mixes_rows:
             raise InputError(
                 f"shape_stable: the target of {self.name} computes tokens of all rows together where they have one "

@@ -80,9 +80,9 @@ def _windowed_rows(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig) -
     """Starts rows in the same shapes as the engine's shape-stable passes.
 
     Raises:
-        InputError: the K/V of such a shape do not fit into what is free, or shapes do not fix the target's bits.
+        InputError: the K/V of such a shape do not fit into what is free, or the target cannot run in one shape.
     """
-    pair.require_steady_target()
+    pair.require_steady(with_draft=False)
     run_limits, shape = RunLimits.of(sequences, config), pair.target.kv_shape
     columns = pool_columns(run_limits.longest, run_limits.span)
     need, room = config.batch_size * columns * shape.bytes_per_token, usable_bytes(None, pair.device)

@@ -15,6 +15,8 @@ from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
 from refimpl.layouts import InplaceLayout, make_layout
 from refimpl.layouts.store import RowState
+from refimpl.models.adapter import Pair
+from refimpl.models.table_model import VOCAB_SIZE, ScriptedDraft, TableModel, table_pair
 from refimpl.pairs import make_pair
 from refimpl.pairs.names import TINY
 from refimpl.pairs.random_pairs import random_models, random_pair
@@ -67,6 +69,24 @@ def test_experts_keep_every_bit_where_no_product_is_of_several_rows():
     for method in ("inplace", "autoregressive"):
         with pytest.raises(InputError, match=r"shape_stable: .*set_experts_implementation\('batched_mm'\)"):
             generate(pair, prompts, method=method, shape_stable=True, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "inplace"])
+def test_recurrent_states_are_refused(method):
+    with pytest.raises(InputError, match="shape_stable: table keeps recurrent states"):
+        generate(table_pair(recurrent=True), [[1, 2, 3]], method=method, shape_stable=True)
+
+
+def test_a_draft_that_never_runs_is_asked_nothing():
+    pair = Pair(TableModel(), ScriptedDraft({}, recurrent=True), vocab_size=VOCAB_SIZE)
+    pair.draft.recordable = False
+    want = generate(pair, [[1, 2, 1]], method="autoregressive", max_new_tokens=8).sequences[0].token_ids
+    for settings in ({"shape_stable": True}, {"cuda_graphs": True, "checks": "host"}):
+        with pytest.raises(InputError, match=r"recurrent states|its states wait"):
+            generate(pair, [[1, 2, 1]], method="inplace+static", **settings)
+        for idle in ({"drafter": "ngram"}, {"num_speculative_tokens": 0})["cuda_graphs" in settings :]:
+            found = generate(pair, [[1, 2, 1]], method="inplace+static", max_new_tokens=8, **settings, **idle)
+            assert found.sequences[0].token_ids == want
 
 
 @pytest.mark.parametrize(
