@@ -18,7 +18,7 @@ MOST_PARTS = 4  # tokens that one character is spelt with, at most
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """PrefixCache that end a sequence, looked for in all of its generated text at every token.
+    """Texts that end a sequence, looked for in all of its generated text at every token.
 
     A token changes the text at its end alone, so it is there that a stop string appears. All of the text is decoded
     only where its end has one, or where no part of it can be decoded by itself: not for every token of a long row.

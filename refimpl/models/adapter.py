@@ -1,8 +1,4 @@
-"""What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
-
-Of this room only this file, `block_cache`, `cached_layers`, `checks`, `probe`, `attention`, `mixers`, the layers and
-heads with K/V know transformers.
-"""
+"""What the engine asks of a language model, and the adapter that makes a Hugging Face model answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -5,7 +5,7 @@ from refimpl.placement.sizes import PoolSize
 
 
 class PagedPlacement(InplacePlacement):
-    """Nothing ever moves, and a row has only the blocks that it needs; the scheduler's room takes and gives them."""
+    """Nothing ever moves, and a row has only the blocks that it needs; the K/V allocator takes and gives them."""
 
     always_gathers = True
 

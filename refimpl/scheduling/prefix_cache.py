@@ -41,7 +41,7 @@ class PrefixCache:
         return self._of.get(block)
 
     def find(self, blocks_of_tokens: Iterable[Hashable]) -> list[int]:
-        """Blocks of the longest known text that begins with these blocks_of_tokens, one for each of its blocks."""
+        """Blocks of the longest known text that a row with these tokens, block by block, begins with."""
         found: list[int] = []
         before = NOTHING
         for tokens in blocks_of_tokens:
@@ -53,7 +53,7 @@ class PrefixCache:
         return found
 
     def note(self, block: int, previous: int | None, tokens: Hashable) -> None:
-        """Remember that a block holds this tokens behind the text of the previous block; None: at the beginning.
+        """Remember that a block holds these tokens behind the text of the previous block; None: at the beginning.
 
         Where another block holds the same text, both get its number, and the other one is found.
         """
