@@ -2,5 +2,3 @@
 
 from refimpl.drafting.ngram import NgramIndex
 from refimpl.drafting.suffix import SuffixIndex
-
-__all__ = ["NgramIndex", "SuffixIndex"]

@@ -25,14 +25,3 @@ def make_layout(
     """Build a layout by name; the other arguments are those of `Layout`."""
     placement = make_placement(name, compaction_threshold)
     return LAYOUT_CLASSES[name](shape, placement, size, **options)
-
-
-__all__ = [
-    "LAYOUT_CLASSES",
-    "InplaceLayout",
-    "Layout",
-    "LeftPaddedLayout",
-    "MaskedLayout",
-    "PagedLayout",
-    "make_layout",
-]

@@ -1,13 +1,13 @@
 """Where K/V are stored and when they move, in integers only: layouts move tensors, the simulator charges seconds."""
 
-from refimpl.placement.base import Move, PlacedRow, Placement, are_neighbours
+from refimpl.placement.base import Move, Placement, are_neighbours
 from refimpl.placement.inplace import InplacePlacement
 from refimpl.placement.left_padded import RealignedPlacement, RollbackPlacement
 from refimpl.placement.masked import MaskedPlacement
 from refimpl.placement.packing import pays_to_pack
 from refimpl.placement.paged import PagedPlacement
 from refimpl.placement.rectangle import RectanglePlacement
-from refimpl.placement.sizes import COLUMN_STEP, PoolSize, num_states, padded_columns, pool_columns
+from refimpl.placement.sizes import PoolSize, num_states, padded_columns, pool_columns
 
 PLACEMENTS: dict[str, type[Placement]] = {
     "realigned": RealignedPlacement,
@@ -21,25 +21,3 @@ PLACEMENTS: dict[str, type[Placement]] = {
 def make_placement(layout: str, compaction_threshold: float) -> Placement:
     """Build a layout's placement by the layout's name."""
     return MaskedPlacement(compaction_threshold) if layout == "masked" else PLACEMENTS[layout]()
-
-
-__all__ = [
-    "COLUMN_STEP",
-    "PLACEMENTS",
-    "InplacePlacement",
-    "MaskedPlacement",
-    "Move",
-    "PagedPlacement",
-    "PlacedRow",
-    "Placement",
-    "PoolSize",
-    "RealignedPlacement",
-    "RectanglePlacement",
-    "RollbackPlacement",
-    "are_neighbours",
-    "make_placement",
-    "num_states",
-    "padded_columns",
-    "pays_to_pack",
-    "pool_columns",
-]

@@ -1,14 +1,14 @@
 """Which rows run in a round. Pure Python: the simulator runs the same classes, and no tensor library is loaded."""
 
 from refimpl.core.engine_settings import EngineSettings
-from refimpl.scheduling.base import DEFAULT_OPTIONS, Chunk, RoundMode, RoundPlan, Scheduler, SchedulingOptions
+from refimpl.scheduling.base import Chunk, RoundPlan, Scheduler, SchedulingOptions
 from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.continuous import ContinuousScheduler
 from refimpl.scheduling.fifo import FifoScheduler
 from refimpl.scheduling.grouped import GroupedScheduler
 from refimpl.scheduling.kv_allocator import KVAllocator, PagedKVAllocator, Sharing
 from refimpl.scheduling.overlapped import OverlappedScheduler
-from refimpl.scheduling.pool import Schedulable, SequencePool
+from refimpl.scheduling.pool import SequencePool
 from refimpl.scheduling.static import StaticScheduler
 
 SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
@@ -24,27 +24,3 @@ def make_scheduler(settings: EngineSettings, *, refill: bool = True) -> Schedule
     overlapped = settings.execution == "overlapped"
     kind = OverlappedScheduler if overlapped else SCHEDULER_CLASSES[settings.scheduler or ""]
     return kind.of(settings, SchedulingOptions(refill=refill, joint_prefill=settings.joint_prefill))
-
-
-__all__ = [
-    "DEFAULT_OPTIONS",
-    "SCHEDULER_CLASSES",
-    "BlockPool",
-    "Chunk",
-    "ContinuousScheduler",
-    "FifoScheduler",
-    "GroupedScheduler",
-    "OverlappedScheduler",
-    "PagedKVAllocator",
-    "KVAllocator",
-    "RoundMode",
-    "RoundPlan",
-    "Schedulable",
-    "Scheduler",
-    "SchedulingOptions",
-    "SequencePool",
-    "Sharing",
-    "StaticScheduler",
-    "blocks_for",
-    "make_scheduler",
-]

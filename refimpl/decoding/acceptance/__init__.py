@@ -12,27 +12,10 @@ from refimpl.decoding.acceptance.base import AcceptanceRule
 from refimpl.decoding.acceptance.block import BlockRule
 from refimpl.decoding.acceptance.forced import ForcedRule
 from refimpl.decoding.acceptance.fused import fuse
-from refimpl.decoding.acceptance.matching import CoupledRule, GreedyRule, MatchingRule
-from refimpl.decoding.acceptance.records import Decision, DrawnMass, Proposal, RowNumbers
+from refimpl.decoding.acceptance.matching import CoupledRule, GreedyRule
+from refimpl.decoding.acceptance.records import Decision, Proposal, RowNumbers
 from refimpl.decoding.acceptance.rejection import RejectionRule
 from refimpl.decoding.sampling import RandomSource
-
-__all__ = [
-    "RULES",
-    "AcceptanceRule",
-    "BlockRule",
-    "CoupledRule",
-    "Decision",
-    "DrawnMass",
-    "ForcedRule",
-    "GreedyRule",
-    "MatchingRule",
-    "Proposal",
-    "RejectionRule",
-    "RowNumbers",
-    "fuse",
-    "make_rule",
-]
 
 RULES: dict[AcceptanceName, type[AcceptanceRule]] = {
     "greedy": GreedyRule,

@@ -28,19 +28,3 @@ DRAFTER_MAKERS: dict[DrafterName, Callable[[Makers], Drafter]] = {
     "hybrid": lambda make: HybridDrafter(make.model()),
     "head": lambda make: make.head(),
 }
-
-__all__ = [
-    "DRAFTER_MAKERS",
-    "CheckedBudget",
-    "Drafter",
-    "Drafts",
-    "Feed",
-    "HeadDrafter",
-    "HybridDrafter",
-    "LookupDrafter",
-    "Makers",
-    "ModelDrafter",
-    "NoDrafts",
-    "TargetStates",
-    "propose",
-]

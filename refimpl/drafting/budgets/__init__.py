@@ -23,16 +23,3 @@ BUDGETS: dict[str, Callable[[Any], DraftBudget]] = {  # by name, as a function o
 def make_budget(drafting: DraftingConfig) -> DraftBudget:
     """The budget that settings ask for."""
     return BUDGETS[drafting.budget_name](drafting.budget_argument)
-
-
-__all__ = [
-    "BUDGETS",
-    "BudgetRow",
-    "CapacityBudget",
-    "ConfidenceBudget",
-    "DraftBudget",
-    "GoodputBudget",
-    "LoadBudget",
-    "Score",
-    "make_budget",
-]
