@@ -20,9 +20,8 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
-from refimpl.core.records import STAGES, RowOutcome
+from refimpl.core.records import RowOutcome
 
 COLLAPSE_LENGTH = 1.05
 COLLAPSE_ROW_ROUNDS = 200
@@ -80,22 +79,6 @@ class AcceptanceStats:
         """Unconditional acceptance per draft position."""
         return tuple(sum(self.histogram[i + 1 :]) / self.row_rounds for i in range(len(self.histogram) - 1))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Counts and rates under their glossary names."""
-        return {
-            "row_rounds": self.row_rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "generated": self.generated,
-            "cut": self.cut,
-            "histogram": list(self.histogram),
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "tokens_per_row_round": self.tokens_per_row_round,
-            "tokens_per_verified_token": self.tokens_per_verified_token,
-            "per_position": list(self.per_position),
-        }
-
 
 def acceptance_stats(records: Iterable[RowOutcome]) -> AcceptanceStats:
     """Count row-rounds."""
@@ -123,20 +106,6 @@ class DrafterStats:
     offers: int
     drafted: int
     accepted: int
-
-    @property
-    def accepted_per_offered(self) -> float:
-        """Accepted / drafted; 0 when it offered nothing."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Counts and rate."""
-        return {
-            "offers": self.offers,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "accepted_per_offered": self.accepted_per_offered,
-        }
 
 
 def drafter_stats(
@@ -273,30 +242,3 @@ class RunStats:
         """Share of the time of all stages, prefill included."""
         total = sum(self.stage_s.values())
         return self.stage_s.get(stage, 0.0) / total if total else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all fields and rates side by side, seconds by stage too, and a table of drafters."""
-        return {
-            "num_sequences": self.num_sequences,
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_prompt_tokens_cut": self.num_prompt_tokens_cut,
-            "num_rounds": self.num_rounds,
-            "num_grouped_rounds": self.num_grouped_rounds,
-            "grouping_rate": self.grouping_rate,
-            "num_moves": self.num_moves,
-            "num_preemptions": self.num_preemptions,
-            "num_prefix_hits": self.num_prefix_hits,
-            "num_blocks": self.num_blocks,
-            "kv_bytes": self.kv_bytes,
-            "kv_peak_bytes": self.kv_peak_bytes,
-            "kv_live_bytes": self.kv_live_bytes,
-            "most_residents": self.most_residents,
-            "mean_residents": self.mean_residents,
-            "wall_s": self.wall_s,
-            "tokens_per_s": self.tokens_per_s,
-            "request_weighted_length": self.request_weighted_length,
-            "request_weighted_rate": self.request_weighted_rate,
-            **{f"{stage}_s": self.stage_s.get(stage, 0.0) for stage in (*STAGES, "host")},
-            **self.acceptance.as_dict(),
-            "drafters": {name: stats.as_dict() for name, stats in self.drafters.items()},
-        }

@@ -238,5 +238,4 @@ def test_offers_are_counted_by_drafter():
     stats = drafter_stats(rows)
     assert dataclasses.astuple(stats["model"]) == (3, 8, 1)
     assert dataclasses.astuple(stats["ngram"]) == (2, 4, 3)
-    assert stats["ngram"].accepted_per_offered == 0.75
     assert drafter_stats([]) == {}
