@@ -251,7 +251,7 @@ def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]
     require_invariant(1 <= tokens <= scheduler.token_budget, "INV-17", row=None, expected=within, found=tokens)
     decoding, running = ([s.index for s in some] for some in ([s for s in residents if not s.to_prefill], plan.members))
     last = [chunk.sequence.index for chunk in plan.chunks if chunk.count == chunk.sequence.to_prefill]
-    joining = [i for i in running[len(decoding) :] if i in last and scheduler.options.joint_prefill]
+    joining = [i for i in running[len(decoding) :] if i in last and scheduler.joint_prefill]
     require_invariant(
         running == decoding + joining, "INV-17", row=None, expected=f"rows {decoding + joining}", found=running
     )

@@ -1,7 +1,7 @@
 """Which rows run in a round. Pure Python: the simulator runs the same classes, and no tensor library is loaded."""
 
 from refimpl.core.engine_settings import EngineSettings
-from refimpl.scheduling.base import Chunk, RoundPlan, Scheduler, SchedulingOptions
+from refimpl.scheduling.base import Chunk, RoundPlan, Scheduler
 from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.continuous import ContinuousScheduler
 from refimpl.scheduling.fifo import FifoScheduler
@@ -20,7 +20,7 @@ SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
 
 
 def make_scheduler(settings: EngineSettings, *, refill: bool = True) -> Scheduler:
-    """Build the scheduler of a run, with two cohorts for overlapped execution; `refill` as in `SchedulingOptions`."""
+    """Build the scheduler of a run, with two cohorts for overlapped execution; `refill` as in `Scheduler`."""
     overlapped = settings.execution == "overlapped"
     kind = OverlappedScheduler if overlapped else SCHEDULER_CLASSES[settings.scheduler or ""]
-    return kind.of(settings, SchedulingOptions(refill=refill, joint_prefill=settings.joint_prefill))
+    return kind.of(settings, refill=refill, joint_prefill=settings.joint_prefill)

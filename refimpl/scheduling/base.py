@@ -16,22 +16,6 @@ JOINT_TOKENS = 512  # of a whole prompt, its last, that share a pass with other 
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulingOptions:
-    """What every scheduler may do otherwise; the defaults are the schedulers as named.
-
-    Attributes:
-        refill: whether a free place is filled at once; otherwise only when the window is empty.
-        joint_prefill: whether a row may decode in the round that caches the last of its prompt.
-    """
-
-    refill: bool = True
-    joint_prefill: bool = False
-
-
-DEFAULT_OPTIONS = SchedulingOptions()
-
-
-@dataclass(frozen=True, slots=True)
 class Chunk(Generic[T]):
     """The next `count` tokens of a prompt that are to be cached."""
 
@@ -68,7 +52,8 @@ class Scheduler(ABC, Generic[T]):
     Args:
         batch_size: rows a round runs at most, B.
         window_size: sequences with K/V at a time, W ≥ B.
-        options: departures from the scheduler as named.
+        refill: whether a free place is filled at once; otherwise only when the window is empty.
+        joint_prefill: whether a row may decode in the round that caches the last of its prompt.
 
     Attributes:
         token_budget: tokens that a round feeds at most, chunks of prompts included; None for no bound, and prompts that
@@ -78,19 +63,18 @@ class Scheduler(ABC, Generic[T]):
 
     token_budget: int | None = None
 
-    def __init__(self, batch_size: int, window_size: int, *, options: SchedulingOptions = DEFAULT_OPTIONS):
-        self.batch_size = batch_size
-        self.window_size = window_size
-        self.options = options
+    def __init__(self, batch_size: int, window_size: int, *, refill: bool = True, joint_prefill: bool = False):
+        self.batch_size, self.window_size = batch_size, window_size
+        self.refill, self.joint_prefill = refill, joint_prefill
         self.pool: SequencePool[T] = SequencePool()
         self.allocator: KVAllocator[T] = KVAllocator()
         self.ahead: set[int] = set()
         self.round_index = 0
 
     @classmethod
-    def of(cls, settings: EngineSettings, options: SchedulingOptions) -> Self:
+    def of(cls, settings: EngineSettings, **options: bool) -> Self:
         """Build it for a run; a subclass with parameters of its own takes them from the settings."""
-        return cls(settings.resolved_batch_size, settings.resolved_window_size, options=options)
+        return cls(settings.resolved_batch_size, settings.resolved_window_size, **options)
 
     @property
     def done(self) -> bool:
@@ -104,7 +88,7 @@ class Scheduler(ABC, Generic[T]):
 
     def admit(self) -> list[T]:
         """Fill the window; return the sequences that entered it."""
-        if self.pool.window and not self.options.refill:
+        if self.pool.window and not self.refill:
             return []
         return self.pool.admit(self.window_size - len(self.pool.window), self.enters)
 
@@ -117,7 +101,7 @@ class Scheduler(ABC, Generic[T]):
         """Tokens of a prompt, its last, that are not cached on entry but in rounds, as chunks."""
         if self.token_budget is not None:
             return inf
-        return float(JOINT_TOKENS) if self.options.joint_prefill else 0.0
+        return float(JOINT_TOKENS) if self.joint_prefill else 0.0
 
     @abstractmethod
     def select(self) -> RoundPlan[T]:
@@ -140,7 +124,7 @@ class Scheduler(ABC, Generic[T]):
     def _plan_round(self) -> RoundPlan[T]:
         """The selection; without a budget of tokens, all that is left of prompts is cached beside it."""
         plan, residents = self.select(), self.pool.window.values()
-        if self.token_budget is not None or not self.options.joint_prefill:
+        if self.token_budget is not None or not self.joint_prefill:
             return plan
         chunks = [Chunk(each, each.to_prefill) for each in residents if each.to_prefill]
         return replace(plan, chunks=tuple(chunks))

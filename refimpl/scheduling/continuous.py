@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from refimpl.core.engine_settings import EngineSettings
-from refimpl.scheduling.base import DEFAULT_OPTIONS, Chunk, RoundPlan, Scheduler, SchedulingOptions, T
+from refimpl.scheduling.base import Chunk, RoundPlan, Scheduler, T
 
 
 class ContinuousScheduler(Scheduler[T]):
@@ -19,19 +19,19 @@ class ContinuousScheduler(Scheduler[T]):
     Args:
         batch_size: rows a round runs at most, B.
         token_budget: tokens of a round, those of prompts included; at least k + 1 for every sequence.
-        options: departures from the scheduler as named.
+        options: those of every scheduler.
     """
 
     token_budget: int
 
-    def __init__(self, batch_size: int, token_budget: int, *, options: SchedulingOptions = DEFAULT_OPTIONS):
-        super().__init__(batch_size, batch_size, options=options)
+    def __init__(self, batch_size: int, token_budget: int, **options: bool):
+        super().__init__(batch_size, batch_size, **options)
         self.token_budget = token_budget
 
     @classmethod
-    def of(cls, settings: EngineSettings, options: SchedulingOptions) -> Self:
+    def of(cls, settings: EngineSettings, **options: bool) -> Self:
         """With the token budget of a run."""
-        return cls(settings.resolved_batch_size, settings.resolved_token_budget or 0, options=options)
+        return cls(settings.resolved_batch_size, settings.resolved_token_budget or 0, **options)
 
     def enters(self, sequence: T, residents: Iterable[T]) -> bool:
         """Whether a verify pass of all of them, once their prompts are cached, stays within the budget, too."""
@@ -56,7 +56,7 @@ class ContinuousScheduler(Scheduler[T]):
     def _joins(self, sequence: T, count: int, left: int) -> bool:
         """Whether a row decodes in the round of a chunk of so many tokens, beside which so many are left."""
         whole = count == sequence.to_prefill
-        return self.options.joint_prefill and whole and verify_tokens(sequence) <= left
+        return self.joint_prefill and whole and verify_tokens(sequence) <= left
 
 
 def verify_tokens(sequence: T) -> int:

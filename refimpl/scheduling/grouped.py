@@ -7,7 +7,7 @@ from typing import Self
 
 from refimpl.core.engine_settings import EngineSettings
 from refimpl.core.invariants import InvariantViolation
-from refimpl.scheduling.base import DEFAULT_OPTIONS, RoundMode, RoundPlan, Scheduler, SchedulingOptions, T
+from refimpl.scheduling.base import RoundMode, RoundPlan, Scheduler, T
 from refimpl.scheduling.groups import GroupIndex, GroupKey
 
 
@@ -33,18 +33,11 @@ class GroupedScheduler(Scheduler[T]):
         window_size: sequences eligible at a time, W ≥ B.
         aging_bound: rounds a sequence may be passed over before it is due, A; None for `default_aging_bound`,
             ``math.inf`` for never.
-        options: departures from the scheduler as named.
+        options: those of every scheduler.
     """
 
-    def __init__(
-        self,
-        batch_size: int,
-        window_size: int,
-        aging_bound: float | None = None,
-        *,
-        options: SchedulingOptions = DEFAULT_OPTIONS,
-    ):
-        super().__init__(batch_size, window_size, options=options)
+    def __init__(self, batch_size: int, window_size: int, aging_bound: float | None = None, **options: bool):
+        super().__init__(batch_size, window_size, **options)
         self.aging_bound = default_aging_bound(batch_size, window_size) if aging_bound is None else aging_bound
         self.waiting_bound = self.aging_bound + window_size // batch_size
         self._groups = GroupIndex(batch_size)
@@ -52,10 +45,10 @@ class GroupedScheduler(Scheduler[T]):
         self._waited_at_most = 0  # no wait is longer; it is counted on, and looked up where it would matter
 
     @classmethod
-    def of(cls, settings: EngineSettings, options: SchedulingOptions) -> Self:
+    def of(cls, settings: EngineSettings, **options: bool) -> Self:
         """With the aging bound of a run."""
         sizes = settings.resolved_batch_size, settings.resolved_window_size
-        return cls(*sizes, settings.aging_bound, options=options)
+        return cls(*sizes, settings.aging_bound, **options)
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""

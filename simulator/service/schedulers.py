@@ -10,7 +10,6 @@ from refimpl.scheduling import (
     KVAllocator,
     PagedKVAllocator,
     Scheduler,
-    SchedulingOptions,
     Sharing,
     make_scheduler,
 )
@@ -83,6 +82,5 @@ def scheduler_of(engine: Engine, switches: Switches) -> Scheduler[Request]:
     lean_static = engine.scheduler == "static" and not switches.zombies
     engine, refill = (replace(engine, scheduler="fifo"), False) if lean_static else (engine, switches.refill)
     if engine.scheduler == "grouped" and switches.group_key == "padded_length":
-        options = SchedulingOptions(refill=refill, joint_prefill=engine.joint_prefill)
-        return PublishedGroups(engine.batch_size, engine.resolved_window_size, engine.aging_bound, options=options)
+        return PublishedGroups.of(engine, refill=refill, joint_prefill=engine.joint_prefill)
     return make_scheduler(engine, refill=refill)

@@ -15,7 +15,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.prefill import note_chunks
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.requests import prepare
-from refimpl.scheduling import BlockPool, ContinuousScheduler, PagedKVAllocator, SchedulingOptions, make_scheduler
+from refimpl.scheduling import BlockPool, ContinuousScheduler, PagedKVAllocator, make_scheduler
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -66,8 +66,7 @@ items = st.builds(lambda n, budget, k: Item(n, n + budget, k), st.integers(1, 30
 @given(st.lists(items, min_size=1, max_size=7), st.integers(5, 40), st.integers(1, 4), st.booleans(), st.data())
 def test_budget_progress_and_order(some, budget, batch_size, joint, data):
     """INV-17 from the outside, with short pools, arrivals between rounds, and any number of accepted drafts."""
-    options = SchedulingOptions(joint_prefill=joint)
-    scheduler = ContinuousScheduler(batch_size, budget, options=options)
+    scheduler = ContinuousScheduler(batch_size, budget, joint_prefill=joint)
     longest = -(-max(item.most_tokens for item in some) // 4)
     scheduler.allocator = PagedKVAllocator(BlockPool(longest + data.draw(st.integers(0, 12)), 4), 4)
     rounds, early = 0, data.draw(st.integers(1, len(some)))

@@ -14,7 +14,7 @@ from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.memory import pool_gib
 from refimpl.models.table_model import table_pair
-from refimpl.scheduling import ContinuousScheduler, SchedulingOptions, make_scheduler
+from refimpl.scheduling import ContinuousScheduler, make_scheduler
 from refimpl.scheduling.base import JOINT_TOKENS
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
@@ -144,7 +144,7 @@ def test_models_that_pack_nothing_cache_prompts_before_the_drafts():
 def test_a_row_joins_if_all_that_it_feeds_fits(token_budget, members, chunks):
     """Six tokens of a prompt, and two drafts behind the last; then another row, of two tokens, that drafts nothing."""
     some = [Sequence(0, [1] * 7, 8, 2), Sequence(1, [1, 2], 8, 0)]
-    scheduler = ContinuousScheduler(2, token_budget, options=SchedulingOptions(joint_prefill=True))
+    scheduler = ContinuousScheduler(2, token_budget, joint_prefill=True)
     scheduler.submit(some)
     scheduler.admit()
     plan, _ = scheduler.choose()
