@@ -18,7 +18,7 @@ from refimpl.core.invariants import require_invariant
 from refimpl.core.processing import LogitsProcessor, Processing
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.grammars import GrammarProcessor
-from refimpl.decoding.sampling import words_of
+from refimpl.decoding.sampling import rows_of, words_of
 
 FIRST_TOKENS = 64  # distinct ones that a new table has room for
 NOTHING = Processing()
@@ -114,15 +114,8 @@ class RowProcessors:
 
     def rows(self, index: list[int]) -> "RowProcessors":
         """Those of some rows."""
-        return RowProcessors(
-            [self.members[i] for i in index],
-            [self.limits[i] for i in index],
-            self.tables[index],
-            None if self.penalties is None else self.penalties[index],
-            None if self.bias is None else self.bias[index],
-            [self.others[i] for i in index],
-            self.checked,
-        )
+        lists = {name: [getattr(self, name)[i] for i in index] for name in ("members", "limits", "others")}
+        return rows_of(self, index, **lists)
 
     def followed(self, found: list[list[int]]) -> list[list[int]]:
         """What was looked up for each row, up to the first token that its grammar forbids."""

@@ -7,9 +7,9 @@ Tokens therefore never depend on batch size, order, layout or schedule (INV-12).
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum, unique
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot, pad
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
 
+Table = TypeVar("Table", bound=Any)
 PART = 1024  # entries of a row that one program of a GPU scans for the largest
 TIE = 1e-9  # relative; sums of the same masses differ by rounding, which no bound may turn on
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
@@ -35,6 +36,12 @@ class Purpose(IntEnum):
     ACCEPT = 3
     NEXT = 4
     FORCED = 5
+
+
+def rows_of(table: Table, index: list[int] | Int[Tensor, " n"], **others: Any) -> Table:
+    """Some rows of a dataclass: of all its tensors, which have one row each; `others` replace what is no tensor."""
+    values = {each.name: getattr(table, each.name) for each in fields(table)}
+    return replace(table, **{name: value[index] for name, value in values.items() if torch.is_tensor(value)}, **others)
 
 
 def first_largest(values: Float[Tensor, "*rows size"]) -> Int[Tensor, "*rows"]:
@@ -63,10 +70,6 @@ class RowKeys:
     seed: Int[Tensor, " batch"]
     sequence: Int[Tensor, " batch"]
     start: Int[Tensor, " batch"] | None = None
-
-    def rows(self, index: list[int]) -> "RowKeys":
-        """Keys of some rows."""
-        return RowKeys(self.seed[index], self.sequence[index], None if self.start is None else self.start[index])
 
 
 def _shift_right(bits: Tensor, n: int) -> Tensor:
@@ -166,11 +169,6 @@ class RowSampling:
         temperature, top_p, min_p, top_k, cold = values.unbind(dim=1)
         most_k, nucleus = max(row.top_k for row in rows), min(row.top_p for row in rows) < 1
         return cls(temperature, top_p, min_p, top_k.long(), cold > 0, most_k, nucleus)
-
-    def rows(self, index: list[int]) -> "RowSampling":
-        """The settings of some of the rows."""
-        names = ("temperature", "top_p", "min_p", "top_k", "cold")
-        return replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
 Sampling = SamplingConfig | RowSampling

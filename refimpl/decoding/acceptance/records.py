@@ -10,7 +10,7 @@ from torch import Tensor
 from refimpl.core.errors import InputError
 from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.processors import RowProcessors
-from refimpl.decoding.sampling import RowKeys, RowSampling, Sampling
+from refimpl.decoding.sampling import RowKeys, RowSampling, Sampling, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class RowNumbers:
 
     def rows(self, index: list[int]) -> "RowNumbers":
         """The numbers of some rows."""
-        sampling = self.sampling.rows(index) if isinstance(self.sampling, RowSampling) else self.sampling
+        sampling = rows_of(self.sampling, index) if isinstance(self.sampling, RowSampling) else self.sampling
         processors = self.processors and self.processors.rows(index)
-        return RowNumbers(self.keys.rows(index), self.position[index], self.limits[index], sampling, processors)
+        return rows_of(self, index, keys=rows_of(self.keys, index), sampling=sampling, processors=processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,6 @@ class Proposal:
         """Replace drawn tokens by those that were looked up; -1 leaves the drawn one."""
         looked_up = tokens >= 0
         return Proposal(torch.where(looked_up, tokens, self.tokens), self.probabilities, looked_up)
-
-    def rows(self, index: list[int]) -> "Proposal":
-        """Of these rows, in this order."""
-        mass = None if self.probabilities is None else self.probabilities[index]
-        return Proposal(self.tokens[index], mass, None if self.looked_up is None else self.looked_up[index])
 
     def cut(self, k: int) -> "Proposal":
         """The first k positions; nothing was drawn from anything where there are none."""
@@ -182,9 +177,7 @@ class Decision:
 
     def rows(self, index: Int[Tensor, " n"]) -> "Decision":
         """The decision on some of the rows."""
-        drawn = tuple(DrawnMass(d.whose, d.mass[index], d.tokens[index], d.num_used[index]) for d in self.drawn)
-        ready = None if self.ready is None else self.ready[index]
-        return Decision(self.num_accepted[index], self.emitted[index], drawn, ready)
+        return rows_of(self, index, drawn=tuple(rows_of(drawn, index) for drawn in self.drawn))
 
     def require_mass(self, names: Seq[int]) -> None:
         """Raise unless both models put mass on the tokens they drew, see `DrawnMass.require`. Waits for the device."""

@@ -10,6 +10,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.drafters.states import TargetStates
+from refimpl.decoding.sampling import rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Drafts:
             return [values[at[row]] if row in at else nothing for row in range(num_members)] if values else []
 
         return Drafts(
-            self.proposal.rows([at.get(row, 0) for row in range(num_members)]),
+            rows_of(self.proposal, [at.get(row, 0) for row in range(num_members)]),
             over(self.lengths, 0),
             over(self.looked_up, 0),
             self.passes,
