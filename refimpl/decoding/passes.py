@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,7 +17,6 @@ from refimpl.decoding.prefill import Chunks, note_chunks, packed_chunks
 from refimpl.decoding.processors import Processors
 from refimpl.decoding.sampling import RowKeys, sampling_of
 from refimpl.drafting.budgets import DraftBudget
-from refimpl.layouts.packed import PackedBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,22 @@ class EagerPasses:
         return drafts, numbers if drafts.lengths == limits else numbers.cut(drafts.lengths)
 
     def verify(self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks) -> Verified:
-        """Run the target on what was offered, and decide."""
-        decision, logits = self._verify(members, drafts, numbers, chunks)
+        """Run the target on what was offered, and decide; row i feeds its drafts and the token before them."""
+        counts = [0 if m.finished else n + 1 for m, n in zip(members, drafts.lengths, strict=True)]
+        self.target.begin(members, span=self.window or numbers.position.shape[1])
+        with self.target.timer.stage("verify"):
+            beside = packed_chunks(self.target, chunks)
+            note_chunks(self.target, chunks)  # behind them, in the same pass, come the tokens of members among them
+
+            def feed(tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+                count, window = tokens.shape[1], self.window or tokens.shape[1]
+                block = self.target.block(pad(tokens, (0, window - count)), offset, drafts)
+                if self.drafter.states:
+                    block = self.drafter.states.listen(block, members)
+                return self.target.forward_rows(block, counts, beside)[:, :count, : self.vocab_size]
+
+            last = last_tokens(members, 1, numbers.limits.device)
+            decision, logits = verify(self.rule, feed, last, drafts.proposal, numbers)
         return Verified(max(drafts.lengths), list(range(len(members))), decision, logits, drafts)
 
     def _row_numbers(self, members: Seq[Sequence], limits: list[int]) -> RowNumbers:
@@ -129,31 +141,3 @@ class EagerPasses:
 
     def after(self, ahead: Seq[Sequence]) -> None:
         """Nothing is launched before the host knows what comes next."""
-
-    def _verify(
-        self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks
-    ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
-        counts = [0 if m.finished else n + 1 for m, n in zip(members, drafts.lengths, strict=True)]
-        self.target.begin(members, span=self.window or numbers.position.shape[1])
-        with self.target.timer.stage("verify"):
-            last = last_tokens(members, 1, numbers.limits.device)
-            beside = packed_chunks(self.target, chunks)
-            note_chunks(self.target, chunks)  # behind them, in the same pass, come the tokens of members among them
-            feed = partial(self._feed_target, members, counts, beside)
-            return verify(self.rule, feed, last, drafts.proposal, numbers)
-
-    def _feed_target(
-        self,
-        members: Seq[Sequence],
-        counts: list[int],
-        beside: list[PackedBlock],
-        tokens: Tensor,
-        offset: int,
-        drafts: list[Tensor],
-    ) -> Tensor:
-        """Row i feeds its first `counts[i]` tokens."""
-        count, window = tokens.shape[1], self.window or tokens.shape[1]
-        block = self.target.block(pad(tokens, (0, window - count)), offset, drafts)
-        if self.drafter.states:
-            block = self.drafter.states.listen(block, members)
-        return self.target.forward_rows(block, counts, beside)[:, :count, : self.vocab_size]
