@@ -108,19 +108,6 @@ DRAFT_BUDGETS: dict[str, BudgetFacts] = {
 class DraftingConfig:
     """What proposes tokens, and how many are verified. Greedy and coupled outputs depend on neither.
 
-    Attributes:
-        drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they occurred
-            before, in the prompt or in the output (prompt lookup). ``"suffix"``: what followed the longest earlier
-            match of the row's end, at most as many tokens as agree. ``"hybrid"``: as ngram; where some row finds
-            nothing, the draft goes on from what the rows have found. ``"head"``: a small network on the target's
-            hidden states, trained for that target; a row's first round has no drafts.
-        draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many.
-            ``"by_load:1=7,4=5"``: with so many rows or more, at most so many drafts each. ``"capacity:16"``: so many
-            for the whole round, those likeliest to survive; ``"capacity_own_token:16"`` ranks them as published, which
-            is biased under rejection sampling and refused there. ``"goodput:1=1.2/1.4"``: by what rows have accepted
-            and by the seconds of rounds with 1, 2, … drafts over those without. ``"confidence:0.4"``: as long as the
-            draft is sure; a row stops before the first draft whose estimated survival is less.
-
     Raises:
         InputError: an unknown name, an argument that the budget does not take, or a budget that reads probabilities
             beside a drafter that does not always have them.
