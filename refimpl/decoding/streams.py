@@ -14,7 +14,6 @@ such work keeps them until the next work aside has been launched.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import cuda
@@ -22,29 +21,18 @@ from torch import cuda
 from refimpl.decoding.graphs import stream_of
 
 
-@runtime_checkable
-class Streams(Protocol):
-    """Launches work of two kinds."""
+class Streams:
+    """Launches work of two kinds; here into a single queue, where all runs in the order in which it was launched."""
 
     def mark(self) -> None:
         """Let the next work aside build on all that has been launched, and on nothing that follows."""
 
     def aside(self) -> AbstractContextManager[None]:
         """What is launched inside may run beside what was launched since the mark; what follows waits for it."""
-
-
-class OneStream:
-    """A single queue: everything runs in the order in which it was launched."""
-
-    def mark(self) -> None:
-        """Nothing to note."""
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Behind everything before."""
         return nullcontext()
 
 
-class CudaStreams:
+class CudaStreams(Streams):
     """The current stream of a GPU, and a second one.
 
     Args:
@@ -72,4 +60,4 @@ class CudaStreams:
 
 def make_streams(device: torch.device) -> Streams:
     """Those of a device."""
-    return CudaStreams(device) if device.type == "cuda" else OneStream()
+    return CudaStreams(device) if device.type == "cuda" else Streams()
