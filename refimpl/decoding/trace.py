@@ -14,6 +14,10 @@ from refimpl.core.formats import TRACE_SCHEMA
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 
+OF_ROW = (
+    "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token", "finished", "looked_up",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
@@ -50,16 +54,7 @@ class RoundRecord:
                 "round": self.round,
                 "mode": self.mode,
                 "row": i,
-                "sequence": row.sequence,
-                "seq_len": row.seq_len,
-                "draft_lag": row.draft_lag,
-                "k": row.k,
-                "drafted": row.drafted,
-                "accepted": row.accepted,
-                "kept": row.kept,
-                "next_token": row.next_token,
-                "finished": row.finished,
-                "looked_up": row.looked_up,
+                **{name: getattr(row, name) for name in OF_ROW},
                 **({"survival": row.survival} if row.survival else {}),
                 "num_moves": self.num_moves,
                 **blocks,
