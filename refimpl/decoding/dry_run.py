@@ -133,7 +133,7 @@ class DryRun:
             sizes = {StorageWeakRef(t.untyped_storage()).cdata: t.untyped_storage().nbytes() for t in weights}
             widths = {self.pair.vocab_size, *(model.vocab_size for model in self.pair.models())}
             with StorageCounter(widths, weights) as counter:
-                copied = sum(model.layers.copied_bytes for model in _models(self.pair, self.config))
+                copied = sum(model.layers.run.copied_bytes for model in _models(self.pair, self.config))
                 yield counter, sum(sizes.values()) + copied
 
     def _at_begin(self) -> Engine:

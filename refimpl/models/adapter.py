@@ -131,8 +131,8 @@ class HuggingFaceLM:
             heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
             self._groups = heads // self.cached.least_heads if implementation == attention.NAME else 1
             self.kernel = PackedKernel()
-            own: Run = ModuleLayers(model, self.cached, self._groups)
-            self.run_layers = own
+            own = ModuleLayers(model, self.cached, self._groups)
+            self.run_layers: Run = own
             refuse_unless_positions_and_mask_count(self)
             self.shape_bound = depends_on_shape(self)
         can_pack = implementation == attention.NAME and self.cached.uniform
@@ -151,7 +151,7 @@ class HuggingFaceLM:
     @property
     def maskless_queries(self) -> int:
         """Where kernels run its layers, as many as they answer at once."""
-        return self.layers.maskless_queries
+        return self.layers.run.maskless_queries
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, with explicit positions and an explicit mask."""

@@ -10,7 +10,8 @@ from refimpl.core.engine_settings import LayersName
 from refimpl.core.errors import InputError
 from refimpl.models.checks import LONGEST_REASON
 from refimpl.models.lean import LeanLayers
-from refimpl.models.lean_trial import Run, allowed_error
+from refimpl.models.lean_trial import allowed_error
+from refimpl.models.module_layers import ModuleLayers
 from refimpl.models.varlen import NotOfferedError
 
 KERNEL_DEVICE = "cuda"
@@ -26,7 +27,7 @@ class Layers(NamedTuple):
         about: why it is not another one, or how far it is from transformers' own.
     """
 
-    run: Run
+    run: ModuleLayers | LeanLayers
     name: LayersName
     about: str
 
@@ -34,19 +35,9 @@ class Layers(NamedTuple):
         """For the environment of a run."""
         return f"{self.name}: {self.about}" if self.about else self.name
 
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of weights that are stored a second time."""
-        return self.run.copied_bytes if isinstance(self.run, LeanLayers) else 0
-
-    @property
-    def maskless_queries(self) -> int:
-        """See `refimpl.models.adapter.CausalLM`."""
-        return self.run.maskless_queries if isinstance(self.run, LeanLayers) else 0
-
 
 def choose_layers(
-    wanted: LayersName, own: Run, model: PreTrainedModel, error_of: Callable[[LeanLayers], float]
+    wanted: LayersName, own: ModuleLayers, model: PreTrainedModel, error_of: Callable[[LeanLayers], float]
 ) -> Layers:
     """What runs a model's layers.
 

@@ -26,6 +26,8 @@ class ModuleLayers:
         groups: query heads that share keys, where attention folds them, of the layer where most do; else 1.
     """
 
+    copied_bytes = maskless_queries = 0  # see `refimpl.models.lean.LeanLayers`
+
     def __init__(self, model: PreTrainedModel, layers: CachedLayers, groups: int):
         self.model, self.layers, self.groups = model, layers, groups
 
