@@ -37,16 +37,12 @@ class LeftPaddedLayout(WorkingLayout):
         position = kernels.left_padded_position(columns[start:], pads)
         slots = kernels.left_padded_position(columns, pads).clamp(min=0)
 
-        def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            self.batch.write_columns(layer, start, keys, values)
-            return self.batch.view(layer, stop)
-
         tags = None
         if self.batch.tags is not None:
             self.batch.tags[:, start:stop] = tag_block(self.rows, position, tokens, position >= 0)
             tags = self.batch.tags[:, :stop]
         position_ids, mask = position.clamp(0, self.max_positions - 1), self._mask(columns, start, pads)
-        return Block(tokens, position_ids, mask, append, tags, slots=slots)
+        return Block(tokens, position_ids, mask, self.batch.appending(start, stop), tags, slots=slots)
 
     def column_of(self, row: int, position: int) -> int:
         """Pads first, then position by position."""

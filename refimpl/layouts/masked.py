@@ -63,16 +63,13 @@ class MaskedLayout(WorkingLayout):
         claimed = kernels.masked_slot_position(position, self._lengths[:, 1:], position + 1)
         self._slot_position[:, start:stop] = claimed
 
-        def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            self.batch.write_columns(layer, start, keys, values)
-            return self.batch.view(layer, stop)
-
         tags = None
         if self.batch.tags is not None:
             self.batch.tags[:, start:stop] = tag_block(self.rows, position, tokens, claimed >= 0)
             tags = self.batch.tags[:, :stop]
         position_ids, mask = position.clamp(0, self.max_positions - 1), self._mask(position, start)
-        return Block(tokens, position_ids, mask, append, tags, slots=self._slot_position[:, :stop].clamp(min=0))
+        slots = self._slot_position[:, :stop].clamp(min=0)
+        return Block(tokens, position_ids, mask, self.batch.appending(start, stop), tags, slots=slots)
 
     def commit(self, num_cached: Seq[int]) -> None:
         """Mark the slots of rejected tokens as dead."""

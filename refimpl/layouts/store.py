@@ -170,6 +170,15 @@ class KVStore:
         for store, entries in zip(self._by_row[layer], (keys, values), strict=True):
             store[:, :, start:stop] = entries
 
+    def appending(self, start: int, width: int) -> "Append":
+        """Of a block that writes columns from `start` on and sees the first `width`."""
+
+        def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            self.write_columns(layer, start, keys, values)
+            return self.view(layer, width)
+
+        return append
+
     def view(self, layer: int, width: int, rows: slice | Tensor = ALL_ROWS) -> tuple[Tensor, Tensor]:
         """Keys and values ``[rows, kv_heads, width, key_dim or value_dim]`` of the first `width` columns.
 

@@ -87,11 +87,7 @@ def _block(store: KVStore, tokens: Tensor, start: int) -> Block:
     own = column[start:stop]
     seen = (column <= own[:, None]) & (column >= torch.minimum(begin, own)[..., None])
 
-    def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        store.write_columns(layer, start, keys, values)
-        return store.view(layer, store.columns)
-
-    return Block(tokens, (own - begin).clamp(min=0), seen[:, None], append)
+    return Block(tokens, (own - begin).clamp(min=0), seen[:, None], store.appending(start, store.columns))
 
 
 def _paged_passes(layout: Layout, vocab_size: int) -> Iterator[Block | PackedBlock]:

@@ -206,11 +206,8 @@ def _block(store: KVStore, tokens: Tensor, positions: Tensor, start: int, hidden
     unseen = torch.tensor(hidden, device=device)[:, None, None]
     visible = (columns == own) | ((columns < own) & (columns != unseen))
 
-    def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        store.write_columns(layer, start, keys, values)
-        return store.view(layer, store.columns)
-
     slots = pad(positions, (0, store.columns - positions.shape[1])).to(device)
+    append = store.appending(start, store.columns)
     return Block(tokens.to(device), slots[:, start:stop], visible[:, None], append, slots=slots)
 
 
