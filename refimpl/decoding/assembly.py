@@ -129,7 +129,7 @@ def assemble(
     )
     drafter = DRAFTER_MAKERS[config.drafter](makers) if run_limits.most_drafts else NoDrafts()
     if drafter.states and drafter.states.reads.whole:
-        target.heard_by = drafter.states
+        target.heard_by = drafter.states.of_prompts
     processors = Processors(pair.vocab_size, pair.device, checked=checker.covers("device"))
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, processors, target.window)
     passes: Passes = eager

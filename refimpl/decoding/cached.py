@@ -1,8 +1,9 @@
 """A model together with the layout that holds its K/V."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -19,13 +20,7 @@ from refimpl.layouts.store import Block, NoteHidden, RowState
 from refimpl.models.adapter import CausalLM, ForwardPacked
 from refimpl.placement import pays_to_pack
 
-
-@runtime_checkable
-class Listener(Protocol):
-    """Is shown hidden states."""
-
-    def of_prompts(self, block: Block | PackedBlock, rows: Seq[RowState], start: int, stop: int) -> NoteHidden:
-        """What reads those of a block of prompts' tokens in [start, stop)."""
+Listener = Callable[[Block | PackedBlock, Seq[RowState], int, int], NoteHidden]
 
 
 @dataclass
@@ -39,7 +34,8 @@ class CachedModel:
         timer: charged with what `begin` moves, as ``realign``.
         window: tokens a row of every verify pass, where passes have fixed shapes; else None.
         states: recurrent states of all rows; None for a model without any.
-        heard_by: is shown the hidden states of prompts; None where nobody asks.
+        heard_by: makes what reads the hidden states of a block of prompts, of these rows' tokens in [start, stop); None
+            where nobody asks.
     """
 
     model: CausalLM
@@ -70,8 +66,7 @@ class CachedModel:
         """Cache positions [start, start + q) of prompts in one pass, which a recurrent layer takes in as a whole."""
         block = self.layout.prefill_block(rows, tokens, start)
         if self.heard_by:
-            note = self.heard_by.of_prompts(block, rows, start, start + tokens.shape[1])
-            block = replace(block, note_hidden=note)
+            block = replace(block, note_hidden=self.heard_by(block, rows, start, start + tokens.shape[1]))
         if self.states is None:
             self.forward(block, 1)
             return
@@ -85,7 +80,7 @@ class CachedModel:
         block = self.layout.packed_prefill(rows, tokens, start)
         if self.heard_by is None:
             return block
-        return replace(block, note_hidden=self.heard_by.of_prompts(block, rows, start, start + tokens.shape[1]))
+        return replace(block, note_hidden=self.heard_by(block, rows, start, start + tokens.shape[1]))
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block of the layout; logits of the members' rows."""
