@@ -229,11 +229,18 @@ def _require_possible(
     """Refuse biased runs, but for an enumeration, which may run one to see the bias, and what a model cannot do."""
     if not is_enumeration and (reason := bias(config)):
         raise InputError(reason)
-    pair.require_fixed_shapes(config.shape_stable)
     if config.shape_stable:
         pair.require_steady(with_draft=uses_draft)
-    if not config.cuda_graphs:
-        return
+    elif pair.shape_bound:
+        raise InputError(
+            f"the target of {pair.name} gives numbers that depend on the shape of a pass (as int8 activations do), so "
+            "tokens would depend on the batch: use shape_stable"
+        )
+    if config.cuda_graphs:
+        _require_recordable(pair, checker, uses_draft)
+
+
+def _require_recordable(pair: Pair, checker: Checker, uses_draft: bool) -> None:
     if checker.covers("device"):
         raise InputError(f"recorded rounds cannot be checked at level {checker.level}: choose host or off")
     if waiting := [model for model in pair.models(uses_draft) if not model.recordable]:

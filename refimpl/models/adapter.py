@@ -321,14 +321,6 @@ class Pair:
             "engine does not: nothing here can be exact; remove it from generation_config.json to compare without it",
         )
 
-    def require_fixed_shapes(self, fixed: bool) -> None:
-        """Raise InputError if passes would change shape, and the target's numbers with them."""
-        require(
-            fixed or not self.shape_bound,
-            f"the target of {self.name} gives numbers that depend on the shape of a pass (as int8 activations do), so "
-            "tokens would depend on the batch: use shape_stable",
-        )
-
     def require_steady(self, with_draft: bool) -> None:
         """Raise InputError unless passes can have one shape, and it fixes the bits of the target's numbers.
 
