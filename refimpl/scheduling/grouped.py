@@ -67,12 +67,11 @@ class GroupedScheduler(Scheduler[T]):
 
     def select(self) -> RoundPlan[T]:
         """Choose the overdue sequences if there are any, else a full group, else the oldest members."""
-        if self._waited_at_most < self.aging_bound:
-            return self._unaged()
-        if self._longest_wait() >= self.aging_bound:
+        if self._waited_at_most >= self.aging_bound and self._longest_wait() >= self.aging_bound:
             others = (ticket for ticket in self.pool.window if ticket not in self._last_run)
             return self._plan(chain(self._last_run, others), "aged")
-        return self._unaged()
+        group = self._groups.first_full()
+        return self._plan(self.pool.window, "fallback") if group is None else self._plan(group, "grouped")
 
     def preempt(self, sequence: T) -> None:
         """As every scheduler; it ages anew when it has run again."""
@@ -100,10 +99,6 @@ class GroupedScheduler(Scheduler[T]):
         """Keep each under its key, and none that has finished."""
         key = self.group_key
         self._groups.move([(each.ticket, None if each.finished else key(each)) for each in sequences])
-
-    def _unaged(self) -> RoundPlan[T]:
-        group = self._groups.first_full()
-        return self._plan(self.pool.window, "fallback") if group is None else self._plan(group, "grouped")
 
     def _plan(self, tickets: Iterable[int], mode: RoundMode) -> RoundPlan[T]:
         return RoundPlan(tuple(map(self.pool.window.__getitem__, islice(tickets, self.batch_size))), mode)
