@@ -11,9 +11,7 @@ from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
 SchedulerName = Literal["static", "fifo", "grouped", "continuous"]
-LayersName = Literal[
-    "auto", "transformers", "lean", "packed", "compiled", "kernels"
-]  # of a model, chosen when it is loaded
+LayersName = Literal["auto", "transformers", "lean", "packed", "compiled", "kernels"]  # chosen as a model is loaded
 LAYOUTS: list[str] = [*get_args(LayoutName)]
 SCHEDULERS: list[str] = [*get_args(SchedulerName)]
 LAYERS: list[str] = [*get_args(LayersName)]

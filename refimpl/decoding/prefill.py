@@ -59,8 +59,10 @@ def catch_up(cached: CachedModel, members: Seq[Sequence]) -> list[int]:
 
 def packed_chunks(cached: CachedModel, chunks: Chunks) -> list[PackedBlock]:
     """Chunks of prompts to be cached beside other rows, a block each."""
-    rows = zip(_rows(cached, chunks), chunks, strict=True)
-    return [_packed(cached, chunk, row) for row, chunk in rows]
+    return [
+        cached.packed_prompts([row], _tokens(cached, [chunk], [row], row.num_cached, row.seq_len), row.num_cached)
+        for row, chunk in zip(_rows(cached, chunks), chunks, strict=True)
+    ]
 
 
 def note_chunks(cached: CachedModel, chunks: Chunks) -> None:
@@ -106,11 +108,6 @@ def _feed_rows(cached: CachedModel, chunks: Chunks, rows: Seq[RowState], first: 
             forward(cached.packed_prompts(rows, tokens, start), 1)
         else:
             cached.feed_prompts(rows, tokens, start)
-
-
-def _packed(cached: CachedModel, chunk: Chunk[Sequence], row: RowState) -> PackedBlock:
-    tokens = _tokens(cached, [chunk], [row], row.num_cached, row.seq_len)
-    return cached.packed_prompts([row], tokens, row.num_cached)
 
 
 def _rows(cached: CachedModel, chunks: Chunks) -> list[RowState]:
