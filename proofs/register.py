@@ -160,25 +160,21 @@ def stages() -> dict[str, list[str]]:
 
 
 def faults() -> str:
-    """How many faults the stages are given, and which they are not."""
+    """How many faults each stage is given, and which none is."""
     given = stages()
     met = {name for names in given.values() for name in names}
-    counts = ", ".join(f"{len(names)} to {stage}" for stage, names in given.items())
     left = ", ".join(f"`{name}`" for name in FAULTS if name not in met)
-    return (
-        f"Of the {len(FAULTS)} faults, {len(met)} are given to a stage, which must notice them: {counts}\n"
-        f"(some to two). The others are left to run-time checks and tests: {left}."
-    )
+    lines = [(stage, str(len(names))) for stage, names in given.items()]
+    return markdown_table(("given to", "faults"), [*lines, (f"no stage: {left}", str(len(FAULTS) - len(met)))])
 
 
 def planted() -> str:
     """Who must see how many of the planted errors."""
     by_file = tomllib.loads((HERE.parent / "tools" / "planted.toml").read_text())
     errors = [error for some in by_file.values() for error in some]
-    witnesses = Counter(stage for error in errors for stage in error.get("seen_by", ()))
-    counts = ", ".join(f"{number} by {stage}" for stage, number in sorted(witnesses.items()))
-    tests = sum("tests" in error for error in errors)
-    return f"Of the {len(errors)} planted errors, {tests} must be seen by tests, {counts}."
+    seen = Counter({"at least one of these": len(errors), "tests": sum("tests" in error for error in errors)})
+    seen.update(stage for error in errors for stage in error.get("seen_by", ()))
+    return markdown_table(("must be seen by", "planted errors"), [(who, str(number)) for who, number in seen.items()])
 
 
 def page(register: list[Entry]) -> str:

@@ -11,7 +11,7 @@ from readme_tables import ROOT
 
 from refimpl.core.invariants import STATEMENTS
 from refimpl.faults.detection import DETECTORS
-from refimpl.faults.matrix import HEALTHY, HIDDEN, NOT_ASKED
+from refimpl.faults.matrix import HEALTHY, NOT_ASKED
 
 Row = dict[str, Any]
 ROWS: list[Row] = [
@@ -85,17 +85,6 @@ def counts() -> str:
     return markdown_table(["detector", "notices", "of"], lines)
 
 
-def kit_summary() -> str:
-    """How many faults the kit sees, by what, and how many it could see."""
-    errors = [bool(row["kit"]["error"]) for row in ROWS if row["kit"]]
-    unseen = [row["effect"] in HIDDEN for row in ROWS if not row["kit"]]
-    return (
-        f"Of {len(ROWS)} faults the kit sees {errors.count(False)} by wrong answers, as it would in any engine, and "
-        f"{sum(errors)} by an error of this engine alone (!). Of the {len(unseen)} others {sum(unseen)} change neither "
-        "tokens nor their distribution.\n"
-    )
-
-
 def mark(cell: Any) -> str:
     """Of a detector that was asked: noticed, or not."""
     return "" if cell == NOT_ASKED else SEEN if cell else BLIND
@@ -113,7 +102,7 @@ def matrix() -> str:
 
 
 BUG_TABLES: dict[str, Callable[[], str]] = {
-    "bugs-counts": counts, "bugs-kit": kit_summary, "bugs-matrix": matrix,
+    "bugs-counts": counts, "bugs-matrix": matrix,
     "bugs-invariants": invariants,
     **{f"bugs-{kind}": partial(hall, kind) for kind in KINDS},
 }  # fmt: skip
