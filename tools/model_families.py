@@ -236,12 +236,10 @@ class Verdict:
     """Whether a family is driven.
 
     Attributes:
-        model_class: of transformers.
         pair: None where it is refused.
         text: the context, or the reason.
     """
 
-    model_class: str
     pair: Pair | None
     text: str
 
@@ -254,7 +252,7 @@ def judge(family: Family) -> Verdict:
         pair = make_pair(*models, stop_token_ids=())
     except InputError as error:
         start, end = f"target pair: {name} ", ": choose another model, see docs/models.md"
-        return Verdict(name, None, str(error).removeprefix(start).removesuffix(end))
+        return Verdict(None, str(error).removeprefix(start).removesuffix(end))
     shape, positions = pair.target.kv_shape, pair.target.max_positions
     notes = [f"context capped at {positions}"] if positions < CONTEXT else []
     if shape.key_dim != shape.value_width:
@@ -263,4 +261,4 @@ def judge(family: Family) -> Verdict:
         notes.append("keeps a recurrent state")
     if family.partly_float32:
         notes.append("computes a part in float32")
-    return Verdict(name, pair, "; ".join(notes))
+    return Verdict(pair, "; ".join(notes))

@@ -31,7 +31,6 @@ from simulator.studies.reproduction import WHOLE_FILE_REPLICATIONS, Reproduction
 from simulator.studies.roofline_checks import check_roofline, summarize_checks
 from simulator.studies.targets import read_targets
 
-Lines = list[dict[str, Any]]
 DATA = Path(__file__).parent.parent / "docs" / "reproduction.json"
 COUNTS = {"figures and behaviours": 40, "captions": 10, "all 480 prompts and arrivals": 6}
 REPLICATIONS, CAPTION_REPLICATIONS, _ = COUNTS.values()

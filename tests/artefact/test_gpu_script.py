@@ -76,8 +76,9 @@ def test_steps_can_be_timed_without_a_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import step_times
 
-    for name, few in {"ROWS": [2], "WIDTHS": [64], "LAYERS": ["transformers", "lean", "kernels"], "SMALL": 2}.items():
-        monkeypatch.setattr(step_times, name, few)
+    few = {"ROWS": [2], "WIDTHS": [64], "LAYERS": ["transformers", "lean", "kernels"], "SMALL": 2, "REPLAYS": 1}
+    for name, value in few.items():
+        monkeypatch.setattr(step_times, name, value)
     monkeypatch.setattr(sys, "argv", ["step_times.py", str(tmp_path / "t.json")])
     assert step_times.main() == 0
     found = json.loads((tmp_path / "t.json").read_text())["sections"]
