@@ -35,6 +35,14 @@ def test_every_table_has_a_page(monkeypatch):
     assert sorted(shown) == sorted(tables)
 
 
+def test_every_marker_is_closed():
+    """Else a table is no longer filled, or text behind it is lost."""
+    pages = [page.read_text() for pattern in ("*.md", "*/*.md", "docs/results/*.md") for page in ROOT.glob(pattern)]
+    for text in pages:
+        markers = re.findall(r"<!-- (?:/(\w+)|(\w+):[\w-]+) -->", re.sub(r"`[^`\n]*`", "", text))
+        assert [end for end, _ in markers[1::2]] == [owner for _, owner in markers[::2]]
+
+
 def speeds(name):
     rows = json.loads((DOCS / "results" / f"{name}.json").read_text())["rows"]
     return {(row["engine"], row["batch_size"]): row["tokens_per_s"] for row in rows}
