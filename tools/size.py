@@ -19,10 +19,10 @@ LINES = {
     "refimpl": (26_872, 32_600, 21_500),
     "simulator": (12_203, 12_620, 9_800),
     "tests": (29_712, 29_700, 21_000),
-    "tools": (6_634, 5_825, 3_300),
-    "proofs": (5_758, 5_140, 4_500),
+    "tools": (6_634, 5_795, 3_300),
+    "proofs": (5_758, 5_135, 4_500),
 }
-WORDS = (79_000, 48_800, 45_000)  # of README, CHANGELOG, CONTRIBUTING and the pages of docs, proofs and notebooks
+WORDS = (79_000, 48_750, 45_000)  # of README, CHANGELOG, CONTRIBUTING and the pages of docs, proofs and notebooks
 SETTING = "joint_prefill"  # stands for those that concern no more than a scheduler or a layout
 NO_WORDS = re.compile(r"<!-- .*? -->|^\|[-:| ]+\|$", re.MULTILINE)
 PAGES = ("*.md", "docs/*.md", "proofs/*.md", "notebooks/*.md")
