@@ -3,6 +3,7 @@
 python tools/settings.py
 """
 
+import json
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Iterator
 from dataclasses import fields
@@ -57,15 +58,10 @@ def source_of(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " | ".join(map(source_of, parts))
     if origin is Literal:
-        return f"Literal[{', '.join(map(quoted, parts))}]"
+        return f"Literal[{', '.join(map(json.dumps, parts))}]"
     if origin is not None:
         return f"{origin.__name__}[{', '.join('...' if part is ... else source_of(part) for part in parts)}]"
     return "None" if hint is NoneType else hint.__name__
-
-
-def quoted(part: object) -> str:
-    """A value of a literal type, as it is written."""
-    return f'"{part}"'
 
 
 def keywords() -> Iterator[str]:
