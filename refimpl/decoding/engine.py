@@ -159,12 +159,8 @@ class Engine:
 
     def _note_memory(self) -> None:
         """Who is resident, which K/V are in use for them, and how much of it is of cached tokens."""
-        layout, allocator, residents = (
-            self.context.target.layout,
-            self.scheduler.allocator,
-            self.scheduler.pool.window.values(),
-        )
-        blocks = allocator.num_blocks_used
+        layout, allocator = self.context.target.layout, self.scheduler.allocator
+        residents, blocks = self.scheduler.pool.window.values(), allocator.num_blocks_used
         slots = len(residents) * layout.columns if blocks is None else blocks * layout.block_size
         per_token = sum(each.shape.bytes_per_token for each in self.layouts)
         self.memory.note(len(residents), slots * per_token, lambda: allocator.num_cached(residents) * per_token)

@@ -212,13 +212,8 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 
 def check_preempted(sequence: Sequence) -> None:
     """INV-19: waiting sequences have no K/V and no place for them."""
-    found = (
-        sequence.target_cached,
-        sequence.draft_cached or 0,
-        sequence.num_prefix_hits,
-        len(sequence.blocks),
-        sequence.slot,
-    )
+    cached = sequence.target_cached, sequence.draft_cached or 0
+    found = *cached, sequence.num_prefix_hits, len(sequence.blocks), sequence.slot
     if found != (0, 0, 0, 0, -1):  # asked of all who wait, in every round: the text is made where it is needed
         expected = "nothing cached or found, no blocks, no slot"
         shown = "{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found)

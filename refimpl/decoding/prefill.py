@@ -9,7 +9,7 @@ from torch import Tensor
 from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.decoding.cached import CachedModel
 from refimpl.layouts.packed import PackedBlock
-from refimpl.layouts.store import RowState
+from refimpl.layouts.store import RowState, uncached
 from refimpl.scheduling import Chunk
 
 PREFILL_CHUNK_TOKENS = 512  # queries a row in one prefill pass, which bounds the mask
@@ -101,7 +101,7 @@ def _feed_rows(cached: CachedModel, chunks: Chunks, rows: Seq[RowState], first: 
     end = max([row.seq_len for row in rows], default=0)
     for start in range(first, end, step):
         stop = min(start + step, end) if cached.window is None else start + step
-        if not any(max(start, row.num_cached) < min(stop, row.seq_len) for row in rows):
+        if not uncached(rows, start, stop):
             continue
         tokens = _tokens(cached, chunks, rows, start, stop)
         if forward := cached.forward_packed:

@@ -11,7 +11,18 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.places import Places, PoolRows
-from refimpl.layouts.store import NUM_TAGS, Append, Block, InPool, KVShape, KVStore, PooledRow, PooledRows, RowState
+from refimpl.layouts.store import (
+    NUM_TAGS,
+    Append,
+    Block,
+    InPool,
+    KVShape,
+    KVStore,
+    PooledRow,
+    PooledRows,
+    RowState,
+    uncached,
+)
 from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 
 
@@ -133,8 +144,7 @@ class Layout(ABC):
         position, real = _prompt_positions(rows, tokens, start)
         q = tokens.shape[1]
         places = self.places(rows, start + q)
-        spans = [(i, max(start, row.num_cached), min(row.seq_len, start + q)) for i, row in enumerate(rows)]
-        fed = [(i, first, last) for i, first, last in spans if first < last]
+        fed = uncached(rows, start, start + q)
         kept = [i * q + at - start for i, first, last in fed for at in range(first, last)]
         index = torch.tensor(kept, dtype=torch.long, device=tokens.device)
         slots = places.slots(torch.where(real, position, -1))[index]

@@ -371,3 +371,9 @@ class RowState(NamedTuple):
     num_cached: int
     finished: bool = False
     blocks: Seq[int] = ()
+
+
+def uncached(rows: Seq[RowState], start: int, stop: int) -> list[tuple[int, int, int]]:
+    """What rows have not cached of positions [start, stop): (row, first, end), without rows that miss nothing there."""
+    spans = [(i, max(start, row.num_cached), min(row.seq_len, stop)) for i, row in enumerate(rows)]
+    return [(i, first, end) for i, first, end in spans if first < end]

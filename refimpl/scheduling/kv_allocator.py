@@ -215,10 +215,8 @@ class PagedKVAllocator(KVAllocator[T]):
                 found = f"block {block} is in {self.pool.refs[block]} tables"
                 raise InvariantViolation("INV-14", row=sequence.ticket, expected="one table", found=found)
             if i * size < sequence.num_prefix_hits or self.pool.refs[block] > 1:
-                wanted, held = (
-                    (before, sequence.block_tokens(i * size, (i + 1) * size)),
-                    text and (text.before, text.tokens),
-                )
+                wanted = before, sequence.block_tokens(i * size, (i + 1) * size)
+                held = text and (text.before, text.tokens)
                 if wanted != held:
                     raise InvariantViolation("INV-18", row=sequence.ticket, expected=wanted, found=held)
             before = NOTHING if text is None else text.number

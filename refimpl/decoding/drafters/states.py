@@ -11,7 +11,7 @@ from refimpl.core.invariants import require_invariant
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.invariants import Checker
 from refimpl.layouts.packed import PackedBlock
-from refimpl.layouts.store import Block, NoteHidden, RowState
+from refimpl.layouts.store import Block, NoteHidden, RowState, uncached
 from refimpl.models.head import Reads
 
 
@@ -65,8 +65,7 @@ class TargetStates:
 
     def of_prompts(self, block: Block | PackedBlock, rows: Seq[RowState], start: int, stop: int) -> NoteHidden:
         """Keep those of a block of prompts' tokens in [start, stop)."""
-        spans = [(i, max(start, row.num_cached), min(row.seq_len, stop)) for i, row in enumerate(rows)]
-        fed = [span for span in spans if span[1] < span[2]]
+        fed = uncached(rows, start, stop)
 
         def parts(values: Tensor) -> Seq[Tensor]:
             if isinstance(block, PackedBlock):
