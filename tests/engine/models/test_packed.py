@@ -185,7 +185,7 @@ def test_rows_write_their_own_tokens_alone(llama, method, monkeypatch):
 
 def test_folded_queries_are_those_of_the_rectangle():
     """Two heads share a key head: row by row, key head by key head, the queries of both, and back."""
-    rectangle = Rectangle(torch.tensor([[0, 0, 0], [1, 2, 3]]), torch.tensor([0, 3, 4, 5]), torch.empty(0))
+    rectangle = Rectangle(torch.tensor([[0, 0, 0], [1, 2, 3]]), torch.tensor([0, 3, 4, 5]), lambda span: torch.empty(0))
     query = torch.arange(4 * 4 * 2.0).view(1, 4, 4, 2)
     folded = rectangle.fold(query, 2)
     spread = rectangle.spread(query[0])
