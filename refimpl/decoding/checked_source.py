@@ -1,12 +1,10 @@
 """Random numbers that are asked for twice: in the batch, and for each row alone (INV-12)."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from refimpl.core.invariants import require_invariant
-from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
+from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys, rows_of
 
 
 class CheckedSource(RandomSource):
@@ -38,9 +36,7 @@ class CheckedSource(RandomSource):
 
 
 def _rows(keys: RowKeys) -> list[RowKeys]:
-    starts = [None] * len(keys.seed) if keys.start is None else keys.start.split(1)
-    parts = zip(keys.seed.split(1), keys.sequence.split(1), starts, strict=True)
-    return [replace(keys, seed=seed, sequence=sequence, start=start) for seed, sequence, start in parts]
+    return [rows_of(keys, [row]) for row in range(len(keys.seed))]
 
 
 def _require_same(row: int, found: Tensor, alone: Tensor) -> None:

@@ -114,16 +114,12 @@ class TableModel:
 
     def fresh_kv(self, tokens: list[int]) -> Tensor:
         """Entries of a row computed from the plain prefix ``[2, 2, 1, len(tokens), 2]``."""
-        row = _PlainRow(self)
-        for token in tokens:
-            row.append(token)
-        return torch.tensor(row.entries, dtype=torch.float64).permute(1, 2, 0, 3)[:, :, None]
+        entries = _PlainRow(self, tokens).entries
+        return torch.tensor(entries, dtype=torch.float64).permute(1, 2, 0, 3)[:, :, None]
 
     def fresh_states(self, tokens: list[int]) -> dict[StatePart, Tensor]:
         """The states behind a row, computed from the plain prefix."""
-        row = _PlainRow(self)
-        for token in tokens:
-            row.append(token)
+        row = _PlainRow(self, tokens)
         keys, values = zip(
             *[(0, 0)] * CONV_WINDOW, *((key, value) for ((key, _), (value, _)), _ in row.entries), strict=True
         )
@@ -183,11 +179,13 @@ def _shorten(word: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 class _PlainRow:
     """The same model on Python integers: no mask, no columns, positions counted."""
 
-    def __init__(self, model: TableModel):
+    def __init__(self, model: TableModel, tokens: Seq[int] = ()):
         self.model = model
         self.entries: list[list[list[list[int]]]] = []  # [position][layer][key, value][channel]
         self.sums = [[0, 0] for _ in range(NUM_LAYERS)]
         self._state = 0
+        for token in tokens:
+            self.append(token)
 
     def append(self, token: int) -> None:
         position, self._state, entry = len(self.entries), 0, []
@@ -336,10 +334,7 @@ def unrelated_pair() -> Pair:
 
 def greedy_continuation(prompt: Seq[int], num_tokens: int, **settings: Any) -> list[int]:
     """Tokens that the integer model of these settings generates greedily after a prompt: ties go to the lowest id."""
-    row = _PlainRow(TableModel(**settings))
-    for token in prompt:
-        row.append(token)
-    generated: list[int] = []
+    row, generated = _PlainRow(TableModel(**settings), prompt), list[int]()
     for _ in range(num_tokens):
         logits = row.logits()
         generated.append(logits.index(max(logits)))

@@ -45,9 +45,7 @@ class HeadDrafter:
     timer: StageTimer
     _entries: dict[int, tuple[int, Entries]] = field(default_factory=dict)  # by sequence, with the first's position
 
-    @property
-    def cached(self) -> None:
-        """Nothing that a layout holds."""
+    cached = None  # nothing that a layout holds
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose as many tokens as each member with a state can use."""

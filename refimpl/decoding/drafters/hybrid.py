@@ -27,14 +27,12 @@ class HybridDrafter:
     model: ModelDrafter
     lookup: LookupDrafter = field(default_factory=lambda: LookupDrafter(NgramIndex))
 
+    states = None
+
     @property
     def cached(self) -> CachedModel:
         """The model's."""
         return self.model.cached
-
-    @property
-    def states(self) -> None:
-        """None are read."""
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose what is found, and run the draft if some row finds nothing."""

@@ -33,8 +33,7 @@ class LookupDrafter:
         new_index: makes the index of a row; which occurrence counts is its choice.
     """
 
-    cached = None
-    states = None
+    cached = states = None
 
     def __init__(self, new_index: Callable[[], Index]) -> None:
         self._new_index = new_index

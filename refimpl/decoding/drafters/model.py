@@ -64,9 +64,7 @@ class ModelDrafter:
     vocab_size: int
     budget: DraftBudget
 
-    @property
-    def states(self) -> None:
-        """None are read."""
+    states = None
 
     def draft(
         self,
