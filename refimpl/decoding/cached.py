@@ -84,8 +84,7 @@ class CachedModel:
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block of the layout; logits of the members' rows."""
-        logits = self.model.forward(block, num_logits)
-        return logits if block.members is None else logits[block.members]
+        return block.rows_of_members(self.model.forward(block, num_logits))
 
     @property
     def forward_packed(self) -> ForwardPacked | None:

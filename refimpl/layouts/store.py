@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from refimpl.layouts.spans import FULL, Span
@@ -342,6 +342,10 @@ class Block:
             return self.mask
         assert self.slots is not None
         return self.mask & span.reaches(self.slots[:, None, None], self.position_ids[:, None, :, None])
+
+    def rows_of_members(self, values: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "members *rest"]:
+        """Of values that have a row for each of the block's, those of the members."""
+        return values if self.members is None else values[self.members]
 
     def of_members(self) -> "Block":
         """The same block without its idle rows, to look at."""

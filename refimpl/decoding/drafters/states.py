@@ -59,7 +59,7 @@ class TargetStates:
         places = torch.stack([sequence, fed.position_ids, fed.tokens], dim=-1)
 
         def note(hidden: Tensor) -> None:
-            self._pass = (hidden if block.members is None else hidden[block.members]), places
+            self._pass = block.rows_of_members(hidden), places
 
         return replace(block, note_hidden=NoteHidden(note, self.reads.layers))
 
@@ -70,7 +70,7 @@ class TargetStates:
         def parts(values: Tensor) -> Seq[Tensor]:
             if isinstance(block, PackedBlock):
                 return values[0].split([last - first for _, first, last in fed])
-            own = values if block.members is None else values[block.members]
+            own = block.rows_of_members(values)
             return [own[i, first - start : last - start] for i, first, last in fed]
 
         def note(hidden: Tensor) -> None:
