@@ -1,5 +1,7 @@
 """Sequences lost, doubled, starved or grouped by the wrong key: what pools and schedulers can get wrong."""
 
+import math
+from copy import copy
 from typing import Any
 
 from refimpl.core.sequence import Sequence
@@ -32,7 +34,13 @@ def cache_state_not_in_group_key(original: Any) -> Any:
 @fault(GroupedScheduler, "select", "nothing", "INV-10", schedulers=GROUPED, settings=PAIRS | {"aging_bound": 0})
 def no_aging(original: Any) -> Any:
     """Groups first, then the head of the window, however long the rest has waited (published EXSPEC)."""
-    return lambda self: self._unaged()
+
+    def select(self: GroupedScheduler) -> RoundPlan:
+        unaged = copy(self)
+        unaged.aging_bound = math.inf
+        return original(unaged)
+
+    return select
 
 
 @fault(SequencePool, "admit", "crash", "INV-9")
