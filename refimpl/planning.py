@@ -20,7 +20,6 @@ from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed, prepare
 
 CHECKS: CheckLevel = "host"  # of the runs that are planned: they take no memory on the device
-LOOKUPS = ("ngram", "suffix")  # drafters that need neither a draft model nor a head
 UNPLANNED = ("joint_prefill", "execution", "logprobs", "cuda_graphs", "max_model_len", "kv_memory_gib")
 MARGIN = 1.05  # over what is counted: kernels need some memory, too
 
@@ -106,7 +105,7 @@ class Wish(NamedTuple):
 def _wishes(config: DecodeConfig) -> Iterator[Wish]:
     """What was asked for, then with less and less; what is given up last varies slowest."""
     own, method = config.drafter, config.resolved_method
-    stays = own in LOOKUPS or config.drafting.reads_probabilities
+    stays = config.drafting.draws is None or config.drafting.reads_probabilities
     drafters: list[DrafterName] = [own] if stays else [own, "ngram"]
     methods = [config.method, *([f"paged+{method.scheduler}"] if method.layout != "paged" else [])]
     drafts = _halves(config.num_speculative_tokens) or [0]

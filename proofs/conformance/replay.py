@@ -40,7 +40,7 @@ OWN_PROMPTS = TINY / "prompts.jsonl"
 SAMPLE = Path(__file__).with_name("real_rounds.txt.gz")
 SAMPLED = ("realigned+grouped", "masked+fifo", "rollback+static", "inplace+fifo", "paged+grouped")
 # Every layout with two schedulers, so that all four have their turn.
-REPLAYED = [f"{layout}+{SCHEDULERS[(i + j) % len(SCHEDULERS)]}" for i, layout in enumerate(LAYOUTS) for j in (0, 1)]
+REPLAYED = [f"{layout}+{[*SCHEDULERS][(i + j) % len(SCHEDULERS)]}" for i, layout in enumerate(LAYOUTS) for j in (0, 1)]
 PATTERNS = 2  # of acceptance, for each method and shape
 TOKENS, PROMPTS, BATCH, LONGEST = 96, 8, 2, 64  # of the real runs; tokens of a prompt at most
 FEW_TOKENS, FEW_PROMPTS = 6, 5  # of those in the sample

@@ -126,13 +126,13 @@ def _budget(settings: AnatomySettings) -> int:
 
 
 def _run(pair: Pair, settings: AnatomySettings, method: str, batch_size: int, context: int) -> AnatomyRun:
-    """Decode some rounds; rows of the grouped scheduler are chosen among twice as many sequences."""
+    """Decode some rounds; rows are chosen from a window of twice as many."""
     config = make_config(
         method=method, batch_size=batch_size, num_speculative_tokens=settings.num_speculative_tokens,
         max_new_tokens=_budget(settings), stop_token_ids=(), checks=settings.checks,
         acceptance=forced(settings.forced_lengths),
     )  # fmt: skip
-    count = batch_size * (2 if config.resolved_method.scheduler == "grouped" else 1)
+    count = batch_size * (2 if config.scheduler_facts.windowed else 1)
     engine = Engine(pair, prepare(pair, _prompts(pair, count, context, settings.seed), config), config)
     for _ in range(settings.warm_rounds):
         engine.run_one_round()

@@ -1,7 +1,7 @@
 """The settings that the engine and its simulation share, each declared once."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from refimpl.core.declared import Range, documented, setting
 from refimpl.core.drafting import DRAFTERS, DrafterName, DraftingConfig
@@ -13,9 +13,27 @@ LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
 SchedulerName = Literal["static", "fifo", "grouped", "continuous"]
 LayersName = Literal["auto", "transformers", "lean", "packed", "compiled", "kernels"]  # chosen as a model is loaded
 LAYOUTS: list[str] = [*get_args(LayoutName)]
-SCHEDULERS: list[str] = [*get_args(SchedulerName)]
 LAYERS: list[str] = [*get_args(LayersName)]
 
+
+class SchedulerFacts(NamedTuple):
+    """What a scheduler reads of the settings.
+
+    Attributes:
+        windowed: a window of more sequences than run in a round.
+        chunked: a budget of tokens a round, in which prompts are cached in chunks.
+    """
+
+    windowed: bool = False
+    chunked: bool = False
+
+
+SCHEDULERS: dict[str, SchedulerFacts] = {
+    "static": SchedulerFacts(),
+    "fifo": SchedulerFacts(),
+    "grouped": SchedulerFacts(windowed=True),
+    "continuous": SchedulerFacts(chunked=True),
+}
 WINDOW_BATCHES = 4  # in a window, unless its size is given
 CHUNK_TOKENS = 256  # of prompts, in a round whose budget is not given
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
@@ -78,6 +96,11 @@ class EngineSettings:
         raise NotImplementedError
 
     @property
+    def scheduler_facts(self) -> SchedulerFacts:
+        """What the scheduler reads of the settings."""
+        return SCHEDULERS[self.scheduler] if self.scheduler else SchedulerFacts()
+
+    @property
     def resolved_batch_size(self) -> int:
         """Rows a round runs."""
         return self.batch_size
@@ -90,14 +113,14 @@ class EngineSettings:
     @property
     def resolved_window_size(self) -> int:
         """Sequences with K/V at a time."""
-        if self.scheduler != "grouped":
+        if not self.scheduler_facts.windowed:
             return self.resolved_batch_size
         return self.window_size or WINDOW_BATCHES * self.batch_size
 
     @property
     def resolved_token_budget(self) -> int | None:
         """Tokens of a round at most, for a scheduler that has such a bound."""
-        if self.scheduler != "continuous":
+        if not self.scheduler_facts.chunked:
             return None
         return self.token_budget or self.resolved_batch_size * (self.num_speculative_tokens + 1) + CHUNK_TOKENS
 
@@ -112,9 +135,9 @@ class EngineSettings:
         _ = self.drafting
         self.check_drafts(self.num_speculative_tokens)
         require(
-            self.scheduler != "grouped" or self.window_size is None or self.window_size >= self.batch_size,
+            not self.scheduler_facts.windowed or self.window_size is None or self.window_size >= self.batch_size,
             f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "
-            "a grouped scheduler needs a window of at least one batch",
+            f"scheduler {self.scheduler!r} needs a window of at least one batch",
         )
         check_execution(self)
         check_recording(self)

@@ -4,11 +4,12 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from refimpl.core.config import DecodeConfig
+from refimpl.core.engine_settings import EngineSettings
 from refimpl.core.files import write_whole
 from refimpl.core.formats import TRACE_SCHEMA
 from refimpl.core.records import RowOutcome
@@ -73,7 +74,9 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         environment: further fields: what the run ran on.
     """
     method = config.resolved_method
+    shared = [(field, getattr(config, field.name)) for field in fields(EngineSettings)]
     return {
+        **{field.name: value for field, value in shared if value != field.default},
         "method": config.method,
         "layout": method.layout,
         "scheduler": method.scheduler,
@@ -83,9 +86,6 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "aging_bound": "inf" if config.aging_bound == math.inf else config.aging_bound,  # JSON knows no infinite number
         "compaction_threshold": config.compaction_threshold,
         **({} if config.resolved_token_budget is None else {"token_budget": config.resolved_token_budget}),
-        **({"joint_prefill": True} if config.joint_prefill else {}),
-        **({} if config.execution == "serial" else {"execution": config.execution}),
-        **({"cuda_graphs": True} if config.cuda_graphs else {}),
         **({"shape_stable": True} if config.shape_stable else {}),
         "num_speculative_tokens": config.num_speculative_tokens,
         "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],

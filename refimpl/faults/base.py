@@ -51,7 +51,7 @@ class Fault:
     effect: Effect
     invariant: str | None
     layouts: tuple[str, ...] = tuple(name for name in LAYOUTS if name != "paged")
-    schedulers: tuple[str, ...] = tuple(name for name in SCHEDULERS if name != "continuous")
+    schedulers: tuple[str, ...] = tuple(name for name, facts in SCHEDULERS.items() if not facts.chunked)
     settings: dict[str, Any] = field(default_factory=dict)
     conditions: tuple[tuple[Any, str, Any], ...] = ()
     sources: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from itertools import product
 import torch
 
 from refimpl.core.config import AcceptanceName, SamplingConfig
+from refimpl.core.drafting import DRAFTERS
 from refimpl.core.execution import ExecutionName
 from refimpl.core.request import Request
 from refimpl.decoding.acceptance import RULES
@@ -27,7 +28,6 @@ from refimpl.oracle.autoregressive import shape_distribution
 
 VOCAB_SIZE, NUM_TOKENS = 5, 3
 REPEATED = (3, 1, 4, 3, 1)  # there is something to be found
-PROMPTS = {"model": (3, 1), "ngram": REPEATED, "suffix": REPEATED, "hybrid": REPEATED}
 NUM_SEQUENCES = 4096
 NUM_PAIRS = 640  # of rows that take turns
 FALSE_ALARM_RATE = 1e-6
@@ -74,7 +74,7 @@ def check_law(
     """
     sampling = SamplingConfig(temperature, top_k, seed=seed)
     pair = Pair(TableModel(VOCAB_SIZE), TableModel(VOCAB_SIZE, salt=1), vocab_size=VOCAB_SIZE, name="law")
-    prompt = PROMPTS[drafter]
+    prompt = REPEATED if DRAFTERS[drafter].lookup else REPEATED[:2]
     counts: Counter[tuple[int, ...]] = Counter()
     for requests in _runs(prompt, execution):
         result = generate(

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from refimpl.core.drafting import DRAFTERS
 from refimpl.core.engine_settings import LayersName
 from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.core.processing import Processing
@@ -299,8 +300,8 @@ class Pair:
             InputError: there is none.
         """
         if self.draft is None:
-            others = "ngram, suffix or head" if self.head is not None else "ngram or suffix"
-            raise InputError(f"the pair {self.name!r} has no draft: choose drafter {others}, or load one")
+            others = [name for name, facts in DRAFTERS.items() if facts.draws is None or (self.head and name == "head")]
+            raise InputError(f"the pair {self.name!r} has no draft: choose drafter {' or '.join(others)}, or load one")
         return self.draft
 
     def require_head(self) -> DraftHead:

@@ -22,7 +22,8 @@ from refimpl.requests import prepare
 from refimpl.results import Result
 from refimpl.scheduling import blocks_for
 
-WHOLE_PROMPTS = tuple(name for name in SCHEDULERS if name != "continuous")  # older seeds draw the same with them
+# Older seeds draw the same with these.
+WHOLE_PROMPTS = tuple(name for name, facts in SCHEDULERS.items() if not facts.chunked)
 OF_PAIR = ("sliding_window", "windowed_layers", "recurrent", "attending_head")  # fields of a case
 MAX_ROUNDS_PER_TOKEN = 4  # beyond it a run is taken for endless
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from refimpl.core.drafting import DraftingConfig
+from refimpl.core.engine_settings import SCHEDULERS
 from refimpl.core.tokens import first_difference
 from refimpl.decoding.trace import RoundRecord
 from refimpl.selfcheck.cases import Case, Row
@@ -23,7 +24,7 @@ def tell(case: Case, rounds: Seq[RoundRecord], outputs: Seq[Seq[int]], wanted: S
 
 def _settings(case: Case) -> str:
     rule = case.acceptance if case.temperature == 0 else f"{case.acceptance} at temperature {case.temperature}"
-    window = f", window {case.window_size}" if case.scheduler == "grouped" else ""
+    window = f", window {case.window_size}" if SCHEDULERS[case.scheduler].windowed else ""
     drafting = f", drafter {case.drafter}, draft budget {case.draft_budget}"
     drafting = "" if case.drafting == DraftingConfig() else drafting
     return f"{case.layout} × {case.scheduler}, batch {case.batch_size}{window}, {rule}{drafting}"

@@ -165,7 +165,7 @@ class PublishedPricing(Pricing):
     def __init__(self, engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None):
         super().__init__(engine, switches, cost, drafting)
         self.useless = 1 if switches.keep_bonus else 0  # without a bonus a round yields k tokens at most
-        self.discards = switches.discard_mixed_caches and engine.scheduler != "continuous"
+        self.discards = switches.discard_mixed_caches and not engine.scheduler_facts.chunked
 
     def num_drafts(self, live: Seq[Request]) -> int:
         """Drafts of the batch: the largest or the smallest that its rows can use."""

@@ -67,7 +67,7 @@ def allocator_of(engine: Engine, capacity_tokens: float | None, *, stateful: boo
     given = f"there is room for {count:.3g} blocks of {engine.block_size} tokens"
     require(count <= BLOCKS.high, f"{given}; at most {BLOCKS.high} can be simulated: give engine.num_blocks")
     sharing: Sharing = "texts" if engine.prefix_sharing and not stateful else "nothing"
-    pool, in_chunks = BlockPool(count, engine.block_size), engine.joint_prefill or engine.scheduler == "continuous"
+    pool, in_chunks = BlockPool(count, engine.block_size), engine.joint_prefill or engine.scheduler_facts.chunked
     return PagedKVAllocator(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
 
 

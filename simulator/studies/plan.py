@@ -309,7 +309,7 @@ class Coarse:
     def _prefill_s(self, rows: int) -> float:
         """Of one request: beside rows that decode, or in a pass with the others that come in the same round."""
         prompt = float(self.prompt.mean())
-        if self.scenario.engine.scheduler == "continuous":
+        if self.scenario.engine.scheduler_facts.chunked:
             return sum(self.cost.beside(Fed(rows, self.k + 1, self.width), [Fed(1, prompt, 0)]))
         together = 1 + rows / self.rounds.mean()  # prompts of a round, as one of them meets them
         return self.cost.point("prefill", together, prompt) / together

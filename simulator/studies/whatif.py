@@ -77,7 +77,7 @@ class WhatIf:
             InputError: a deviation that is impossible around that mean, or costs that the scenario cannot have.
         """
         changed = base.but({**self._changes(base), "engine.window_size": None}, method=method)
-        if changed.engine.scheduler != "grouped":
+        if not changed.engine.scheduler_facts.windowed:
             return changed
         return changed.but({"engine.window_size": max(self.window_size, self.batch_size)})
 

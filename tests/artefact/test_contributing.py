@@ -1,19 +1,25 @@
 """What CONTRIBUTING.md promises: a new value on an axis is a class and its entries in registries, from one file."""
 
+from dataclasses import fields
+from typing import get_args
+
 import pytest
 
 from refimpl import generate, load_pair
 from refimpl.conformance.adapters import MethodEngine
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.properties import ENGINE_PROPERTIES
+from refimpl.core.config import make_config
 from refimpl.core.drafting import DRAFT_BUDGETS, DRAFTERS, BudgetFacts, DrafterFacts, drafts
-from refimpl.core.engine_settings import SCHEDULERS
+from refimpl.core.engine_settings import SCHEDULERS, EngineSettings, SchedulerFacts, SchedulerName
 from refimpl.decoding.drafters import DRAFTER_MAKERS, LookupDrafter
+from refimpl.decoding.trace import trace_header
 from refimpl.drafting.budgets import BUDGETS, DraftBudget
 from refimpl.models.table_model import table_pair
-from refimpl.scheduling import SCHEDULER_CLASSES, FifoScheduler, RoundPlan
+from refimpl.scheduling import SCHEDULER_CLASSES, RoundPlan, Scheduler
 from refimpl.selfcheck import law
 from simulator import Scenario
+from simulator.engine_runs.parity import check_parity
 from simulator.service.scenario_cost import COSTS
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import POSITIVE
@@ -25,11 +31,24 @@ SETTINGS = {"batch_size": 2, "max_new_tokens": 12, "num_speculative_tokens": 3, 
 SMALL = {"study": {"num_requests": 6}, "workload": {"output_tokens": {"kind": "fixed", "tokens": 20}}}
 
 
-class Youngest(FifoScheduler):
-    """The youngest row runs alone."""
+class Youngest(Scheduler):
+    """The youngest rows of the window run, unless its oldest has waited for `aging_bound` rounds."""
+
+    @classmethod
+    def of(cls, settings, **options):
+        scheduler = super().of(settings, **options)
+        scheduler.patience, scheduler.waited = settings.aging_bound, 0
+        return scheduler
 
     def select(self):
-        return RoundPlan((list(self.pool.window.values())[-1],), "fifo")
+        rows = list(self.pool.window.values())
+        aged = self.waited >= self.patience
+        chosen = rows[: self.batch_size] if aged else rows[-self.batch_size :]
+        return RoundPlan(tuple(chosen), "aged" if aged else "youngest")
+
+    def _after(self, plan):
+        self.waited = 0 if plan.mode == "aged" else self.waited + 1
+        return super()._after(plan)
 
 
 class Echo:
@@ -62,17 +81,34 @@ def wanted(pair):
     return tokens(generate(pair, PROMPTS, method="autoregressive", **SETTINGS))
 
 
-def test_a_scheduler(monkeypatch, pair, wanted):
+def test_a_scheduler(monkeypatch, tmp_path, pair, wanted):
+    """With a window and a setting, which its trace tells: the simulator makes the same decisions."""
     monkeypatch.setitem(SCHEDULER_CLASSES, "youngest", Youngest)
-    SCHEDULERS.append("youngest")
-    try:
-        result = generate(pair, PROMPTS, method="inplace+youngest", **SETTINGS)
-        assert tokens(result) == wanted
-        assert [row.sequence for row in result.rounds[0].rows] == [1]
-        rounds = simulate_once(Scenario(engine={"method": "inplace+youngest"}, **SMALL)).log.round_frame()
-        assert rounds["rows"].max() == 1
-    finally:
-        SCHEDULERS.remove("youngest")
+    monkeypatch.setitem(SCHEDULERS, "youngest", SchedulerFacts(windowed=True))
+    result = generate(pair, PROMPTS, method="inplace+youngest", window_size=3, aging_bound=2, **SETTINGS)
+    assert tokens(result) == wanted
+    assert [[row.sequence for row in each.rows] for each in result.rounds[:3]] == [[1, 2], [1, 2], [0, 1]]
+    result.write_trace(tmp_path / "run.ndjson")
+    assert check_parity(tmp_path / "run.ndjson").exact
+
+
+def test_types_and_registries_of_schedulers_agree():
+    assert get_args(SchedulerName) == tuple(SCHEDULERS) == tuple(SCHEDULER_CLASSES)
+
+
+def test_a_trace_tells_every_setting_that_engine_and_simulator_share():
+    """So that a scheduler's own is replayed, too."""
+    given = {"window_size": 9, "aging_bound": 5, "compaction_threshold": 0.5, "block_size": 4, "prefix_sharing": False}
+    given |= {"batch_size": 3, "num_speculative_tokens": 2, "drafter": "ngram", "draft_budget": "by_load:2=1"}
+    for more in (
+        {"method": "paged+grouped"},
+        {"method": "paged+continuous", "token_budget": 70, "joint_prefill": True},
+    ):
+        config = make_config(**given | more)
+        header = trace_header(config, [], {})
+        told = {field.name: header.get(field.name, field.default) for field in fields(EngineSettings)}
+        resolved = {"window_size": config.resolved_window_size}
+        assert told == {name: getattr(config, name) for name in told} | resolved
 
 
 def test_a_drafter(monkeypatch, pair, wanted):

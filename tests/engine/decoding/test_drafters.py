@@ -35,7 +35,7 @@ COPIES = "def total(values):\n    return sum(values)\n\n\ndef total("
 
 
 def looked_up(result, drafter):
-    return result.stats.drafters["suffix" if drafter == "suffix" else "ngram"]
+    return result.stats.drafters[DRAFTERS[drafter].lookup]
 
 
 @pytest.mark.parametrize("vocab_size", [2, 3, 6, 20])
