@@ -124,9 +124,7 @@ def test_the_command_fails_for_other_bits_in_16_bit_too(monkeypatch):
 def test_the_demonstration_fails_where_an_output_differs(monkeypatch, exact, code):
     def rows(*_, **__):
         names = zip(("rollback", "exspec"), exact, strict=True)
-        return [
-            DemoRow(name, 8, each, 2, 9.0, 1.0, 3, 1.0, 1.0, 0.0, share_realign=0.0) for name, each in names
-        ]
+        return [DemoRow(name, 8, each, 2, 9.0, 1.0, 3, 1.0, 1.0, 0.0, share_realign=0.0) for name, each in names]
 
     monkeypatch.setattr("refimpl.bench.demo.run_demo", rows)
     assert CliRunner().invoke(app, ["demo", "--limit", "2"]).exit_code == code
