@@ -16,7 +16,7 @@ from refimpl import DecodeConfig, SamplingConfig
 ROOT = Path(__file__).parent.parent
 # folder: lines of Python in 0.2.0, most that the tests allow now, aim of 0.3
 LINES = {
-    "refimpl": (26_872, 32_600, 21_500),
+    "refimpl": (26_872, 32_300, 21_500),
     "simulator": (12_203, 12_620, 9_800),
     "tests": (29_712, 29_700, 21_000),
     "tools": (6_634, 5_795, 3_300),
