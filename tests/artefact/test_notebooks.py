@@ -15,7 +15,7 @@ import notebooks as tool  # noqa: E402
 
 NAMES = tool.names()
 MAX_LINES = 10
-MOST_SECONDS = 60  # of a run on the machine where it was made
+MOST_SECONDS, BY_DAY_S = 60, 20  # of a run on the machine where it was made
 
 
 def code_of(notebook):
@@ -56,8 +56,13 @@ def test_only_figures_and_the_answer_are_kept(name):
         assert sentence.endswith(".")
 
 
+def by_day(name):
+    """Those that take long are run by night."""
+    return pytest.param(name, marks=[pytest.mark.nightly] * (tool.read_made(name).metadata["cpu_s"] > BY_DAY_S))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [by_day(name) for name in NAMES])
 def test_a_run_computes_what_is_committed(name):
     """Answers and the sentences of figures; pictures may differ by the version of a library."""
     made, found = tool.read_made(name), tool.run(tool.read_source(name))
