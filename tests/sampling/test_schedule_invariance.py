@@ -40,7 +40,7 @@ schedules = st.builds(
         "batch_size": batch_size,
         "window_size": batch_size + slack,
     },
-    st.sampled_from(SCHEDULERS),
+    st.sampled_from([*SCHEDULERS]),
     st.integers(1, 5),
     st.integers(0, 4),
 )
