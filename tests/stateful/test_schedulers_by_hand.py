@@ -7,7 +7,10 @@ import pytest
 
 from refimpl.core.config import make_config
 from refimpl.core.invariants import InvariantViolation
+from refimpl.core.sequence import Sequence
 from refimpl.scheduling import (
+    ContinuousScheduler,
+    FifoScheduler,
     GroupedScheduler,
     SequencePool,
     groups,
@@ -65,6 +68,21 @@ def test_a_sequence_that_is_finished_twice_breaks_conservation():
     pool.num_finished += 1
     with pytest.raises(InvariantViolation, match="INV-9"):
         pool.check_conservation()
+
+
+# --- rooms ---------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_cached_as_a_whole_unless_it_is_said():
+    assert FifoScheduler(2, 2).left_to_rounds == 0
+
+
+@pytest.mark.parametrize(("budget", "entered"), [(7, 1), (8, 2)])
+def test_a_round_of_all_rows_may_fill_its_budget(budget, entered):
+    """Of four tokens each: three drafts, and the token before them."""
+    scheduler = ContinuousScheduler(2, budget)
+    scheduler.submit([Sequence(i, [1], 9, num_speculative_tokens=3) for i in range(2)])
+    assert len(scheduler.admit()) == entered
 
 
 # --- groups -------------------------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
-"""What each layout says of itself, sizes of pools by hand, and when a pass leaves its pads out."""
+"""What each layout says of itself, sizes of pools by hand, states of passes, and when a pass leaves its pads out."""
 
 import pytest
+import torch
 
+from refimpl.layouts.states import PassStates, StateStore
+from refimpl.layouts.store import KVShape, StatePart
 from refimpl.placement import (
     PLACEMENTS,
     PoolSize,
     are_neighbours,
     make_placement,
+    num_states,
     padded_columns,
     pays_to_pack,
     pool_columns,
@@ -39,6 +43,27 @@ def test_columns_come_in_steps(columns, padded):
 @pytest.mark.parametrize(("longest", "window", "columns"), [(25, 6, 32), (26, 6, 64), (57, 6, 64), (1, 1, 32)])
 def test_a_row_has_room_for_its_window_and_a_scratch_column(longest, window, columns):
     assert pool_columns(longest, window) == columns
+
+
+def test_states_are_those_of_rows_and_of_every_token_of_a_round():
+    assert num_states(8, 3, 4) == 8 + 3 * (1 + 4)
+    parts = (StatePart(0, "a", 0, (2, 3), torch.float32), StatePart(1, "b", 0, (5,), torch.float64))
+    assert KVShape(2, 1, 4, torch.float32, torch.device("cpu"), states=parts).bytes_per_row == 6 * 4 + 5 * 8
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_of_a_prompt_that_is_taken_in_token_by_token_the_last_state_stays(count):
+    part = StatePart(0, "a", 0, (1,), torch.float32)
+    store = StateStore(KVShape(1, 1, 4, torch.float32, torch.device("cpu"), states=(part,)), rows=3)
+    store.clear(1, sequence=7)
+    states = PassStates(store, [1], step=count)
+    for token in range(count):
+        assert states.read(part).item() == token
+        assert states.latest(part).item() == token
+        states.write(part, torch.full((1, 1), token + 1.0))
+    states.commit([count])
+    assert store.parts[part][:, 0].tolist() == [0, count, 0]
+    assert store.tag(1) == (7, count)
 
 
 @pytest.mark.parametrize(
