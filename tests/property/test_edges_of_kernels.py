@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from refimpl.core import kernels
+from refimpl.layouts.spans import FULL, Span
 
 
 @pytest.mark.parametrize(("key", "seen"), [(0, False), (1, True), (3, True), (4, False)])
@@ -23,6 +24,11 @@ def test_a_window_and_a_chunk_are_the_positions_they_name():
     assert [[slot for slot in range(9) if kernels.in_chunk(slot, query, 3)] for query in (2, 3, 8)] == [
         [0, 1, 2], [3, 4, 5], [6, 7, 8],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("span", "first"), [(FULL, 0), (Span("window", 3), 5), (Span("chunk", 3), 6)])
+def test_a_span_begins_at_the_first_position_that_it_reaches(span, first):
+    assert span.start(7) == first
 
 
 @pytest.mark.parametrize(
