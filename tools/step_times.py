@@ -14,22 +14,22 @@
 
 import argparse
 import json
+import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import call
+from itertools import pairwise
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
 
-from refimpl.bench.probe import device_events, median_seconds
+from refimpl.bench.probe import device_events
 from refimpl.core.errors import InputError
 from refimpl.core.files import check_writable, write_whole
 from refimpl.decoding.devices import provenance
-from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.layouts import make_layout
 from refimpl.layouts.places import PoolRows
 from refimpl.layouts.store import Block
@@ -45,11 +45,27 @@ Row = dict[str, Any]
 
 
 @torch.inference_mode()
-def us(work: Callable[[], Any], device: torch.device) -> float:
+def us(work: Callable[[], Any], on_cuda: bool) -> float:
     """Median microseconds of a replay of some work."""
-    stream = stream_of(work, device) if device.type == "cuda" else None
-    replay = Recording(MethodType(call, work), stream, None)  # which takes methods alone
-    return 1e6 * median_seconds(device, replay, REPLAYS)
+    if not on_cuda:
+        begun = time.perf_counter()
+        work()
+        return 1e6 * (time.perf_counter() - begun)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph, stream=stream):
+        work()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+    graph.replay()
+    for mark in marks:
+        mark.record()
+        graph.replay()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))
 
 
 def driven(pair: Pair, layers: str) -> tuple[HuggingFaceLM, HuggingFaceLM]:
@@ -82,7 +98,7 @@ def gap(pair: Pair) -> Iterator[Row]:
         "index_copy_": lambda: pool.index_copy_(1, slots, new),
     }
     for name, work in works.items():
-        yield {"kernel": name, "us": us(partial(chain, work), pair.device) / SMALL}
+        yield {"kernel": name, "us": us(partial(chain, work), pair.device.type == "cuda") / SMALL}
 
 
 def chain(work: Callable[[], Any]) -> None:
@@ -108,17 +124,17 @@ def attention(pair: Pair) -> Iterator[Row]:
 
 def one_layer(lm: HuggingFaceLM, width: int, q: int) -> Row:
     """Attention of eight rows."""
-    layer, device, dim = lm.run_layers.layers[0], lm.model.device, lm.kv_shape.key_dim
+    layer, on_cuda, dim = lm.run_layers.layers[0], lm.model.device.type == "cuda", lm.kv_shape.key_dim
     heads, kv_heads, _ = layer.heads
     block = block_of(lm, 8, q, width)()
-    query = torch.randn(8, heads, q, dim).to(device, lm.model.dtype)
+    query = torch.randn(8, heads, q, dim).to(lm.model.device, lm.model.dtype)
     seen = block.in_pool.store.view(0, width)
-    visible = torch.ones(8, 1, q, width, dtype=torch.bool, device=device)
+    visible = torch.ones(8, 1, q, width, dtype=torch.bool, device=lm.model.device)
     mask = additive_mask(visible, lm.model.dtype, heads // kv_heads)
-    row = {"width": width, "queries": q, "sdpa": us(lambda: folded_attention(query, *seen, mask, None), device)}
+    row = {"width": width, "queries": q, "sdpa": us(lambda: folded_attention(query, *seen, mask, None), on_cuda)}
     if lm.maskless_queries:
         qkv = torch.randn(8 * q, sum(layer.heads) * dim).to(query)
-        row["kernel"] = us(lambda: lm.run_layers.attend(layer, qkv, block, 0), device)
+        row["kernel"] = us(lambda: lm.run_layers.attend(layer, qkv, block, 0), on_cuda)
     return row
 
 
@@ -149,7 +165,7 @@ def step(lm: HuggingFaceLM, make_block: Callable[[], Block]) -> Row:
         block = make_block()
         lm.forward(block, block.tokens.shape[1]).argmax(dim=-1)
 
-    time_us, took = us(work, lm.model.device), Counter[str]()
+    time_us, took = us(work, lm.model.device.type == "cuda"), Counter[str]()
     events = device_events(lm.model.device, work)
     for event in events:
         took[event.name] += event.time_range.elapsed_us()
